@@ -24,10 +24,8 @@ from stepengine.system.open_files import most_open_files
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-__all__ = ("BACKLOG", "ConnectionLimits", "ConnectionTable", "ConnectionWatch", "OncePerSecond", "limits_of_process")
+__all__ = ("ConnectionLimits", "ConnectionTable", "ConnectionWatch", "OncePerSecond", "limits_of_process")
 
-BACKLOG = 64
-"""As many connections are accepted at once, before any of them is counted."""
 RESERVED_FILES = 256
 """Files that are left for runs: journals, databases, pipes of programs, connections to providers."""
 UNKNOWN_FILES = 4_096
@@ -48,6 +46,7 @@ class ConnectionLimits:
             a proxy has, are not counted so.
         header_seconds: How long the headers of a request may take, counted from the connection or the end of the request before.
         body_seconds: How long the body of a request may take.
+        backlog: How many connections are accepted at once, before any of them is counted.
         read_seconds: How long a client may read nothing while something waits to be sent to it.
     """
 
@@ -55,13 +54,17 @@ class ConnectionLimits:
     per_address: int = 64
     header_seconds: float = 10.0
     body_seconds: float = 60.0
+    backlog: int = 64
     read_seconds: float = 60.0
 
 
 def limits_of_process() -> ConnectionLimits:
     """Return the limits for the files that this process may open: some of these are left for runs."""
     files = most_open_files() or UNKNOWN_FILES
-    return ConnectionLimits(connections=max(16, files - max(min(RESERVED_FILES, files // 2), files // 4)))
+    reserved = max(min(RESERVED_FILES, files // 2), files // 4)
+    # The system's own queue is as long as what is accepted at once, and whoever finds it full tries again a second later: so it is
+    # as long as the reserve allows.
+    return ConnectionLimits(connections=max(16, files - reserved), backlog=min(1_024, max(16, reserved // 4)))
 
 
 class ConnectionTable:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepengine.serving.connections import BACKLOG, ConnectionTable, ConnectionWatch, OncePerSecond, limits_of_process
+from stepengine.serving.connections import ConnectionTable, ConnectionWatch, OncePerSecond, limits_of_process
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -41,6 +41,7 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
     """
     import uvicorn
 
+    limits = limits_of_process()
     config = uvicorn.Config(
         served,
         host=host,
@@ -49,9 +50,9 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
         # By uvicorn's own way what cannot begin is told with a traceback, and as nothing else.
         lifespan="off",
         server_header=False,
-        http=make_protocol(ConnectionTable(limits_of_process())),
+        http=make_protocol(ConnectionTable(limits)),
         ws="none",
-        backlog=BACKLOG,
+        backlog=limits.backlog,
         h11_max_incomplete_event_size=MAX_HEADERS,
         # Whoever is slow to read would hold the end up.
         timeout_graceful_shutdown=1,

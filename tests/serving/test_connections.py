@@ -17,7 +17,6 @@ import httpx2
 import pytest
 
 from stepengine.serving.connections import (
-    BACKLOG,
     ConnectionLimits,
     ConnectionTable,
     OncePerSecond,
@@ -57,7 +56,7 @@ def served(limits: ConnectionLimits) -> Iterator[tuple[int, ConnectionTable]]:
 
     table = ConnectionTable(limits)
     config = uvicorn.Config(
-        app, port=0, log_level="warning", lifespan="off", http=make_protocol(table), ws="none", backlog=BACKLOG,
+        app, port=0, log_level="warning", lifespan="off", http=make_protocol(table), ws="none", backlog=limits.backlog,
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -209,11 +208,12 @@ def test_files_are_left_for_runs() -> None:
     try:
         for files in (512, 1_024, 8_192):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-            found.append(limits_of_process().connections)
+            limits = limits_of_process()
+            found.append((limits.connections, limits.backlog))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    assert found == [256, 768, 6_144]
+    assert found == [(256, 64), (768, 64), (6_144, 512)]
 
 
 def test_a_message_of_a_log_comes_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
