@@ -89,7 +89,8 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         body = recorded.body[: min(stops)] if stops else recorded.body
         breaks = self._reset_after is not None and self._reset_after == min(stops)
         error = _reset(request, len(body)) if breaks else None
-        return OURS.make_response(recorded, request, self._pieces(body, interaction), error)
+        response: httpx2.Response = OURS.make_response(recorded, request, self._pieces(body, interaction), error)
+        return response
 
     def _pieces(self, body: bytes, interaction: Interaction) -> list[bytes]:
         if isinstance(self._chunks, int):
@@ -139,7 +140,8 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         exchange = self._start(request)
         with sending(exchange):
             response = self.inner.handle_request(request)
-        return OURS.watch(response, exchange)
+        watched: httpx2.Response = OURS.watch(response, exchange)
+        return watched
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Pass on the request of an async client."""
@@ -150,7 +152,8 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         exchange = self._start(request)
         with sending(exchange):
             response = await self.inner.handle_async_request(request)
-        return OURS.watch(response, exchange)
+        watched: httpx2.Response = OURS.watch(response, exchange)
+        return watched
 
     def _start(self, request: httpx2.Request) -> Exchange | None:
         return start_exchange(
