@@ -355,6 +355,8 @@ def first_of(line: bytes, name: str) -> Head | None:
     """
     body = line.removesuffix(b"\n")
     if checksum_if_right(body, 0) is None:
+        if not _could_start_a_journal(line):
+            raise _not_a_journal(name)
         if not line.endswith(b"\n"):
             return None
         raise _damage_error((), 0, JournalBytes(line, name), is_moved=False)
@@ -395,6 +397,8 @@ def _read(lines: BinaryIO, source: JournalBytes, offset: int = 0, previous: int 
         body = line[:-1] if line.endswith(b"\n") else line
         crc = checksum_if_right(body, previous)
         if crc is None:
+            if not end - len(line) and not _could_start_a_journal(line):
+                raise _not_a_journal(source.name)
             if next(lines, None) is None:
                 return Reading(records, offset, end - offset, crc=previous)
             is_moved = bool(link and previous and checksum_if_right(body, 0) is not None)
@@ -429,6 +433,16 @@ def _damage_error(records: Sequence[Record], offset: int, source: JournalBytes, 
         )
     else:
         msg += "It is the first one: perhaps this is not a journal"
+    return JournalCorrupt(msg)
+
+
+def _could_start_a_journal(line: bytes) -> bool:
+    """Return whether a line starts as each record does, or was torn by a crash before that: a file system may leave zeros."""
+    return line.startswith(b'{"') or b'{"'.startswith(line) or not line.strip(b"\0")
+
+
+def _not_a_journal(name: str) -> JournalCorrupt:
+    msg = f"{name} is not a journal: its first line is no record. Name the journal of a run; `stepengine runs` lists the recorded ones"
     return JournalCorrupt(msg)
 
 
