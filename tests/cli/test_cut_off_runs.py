@@ -160,7 +160,7 @@ def test_a_damaged_file_is_not_said_to_be_resumable() -> None:
     Path("bad.jsonl").write_bytes(b"no journal\nat all\n")
     said = command("check", "bad.jsonl", code=1).stdout
     assert "BAD bad.jsonl  not usable as it is" in said
-    assert "bad.jsonl is not a journal: its first line is no record" in said
+    assert "bad.jsonl is not a journal: record 1 (byte 0) is other text" in said
     assert "repair" not in said  # there is nothing to keep
 
 

@@ -90,8 +90,8 @@ def test_a_note_of_one_line_is_no_torn_journal_and_is_not_written_over(tmp_path,
     path = tmp_path / "notes.txt"
     path.write_text("buy tea")
 
-    with Engine([AgentDefinition("a", handle_steps=lambda ctx: (yield from ()))]) as engine:
-        with pytest.raises(JournalCorrupt, match="is not a journal"):
-            engine.run_sync("a", journal=path).unwrap() if way == "run" else engine.resume_sync(path, agent="a")
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    with Engine([agent]) as engine, pytest.raises(JournalCorrupt, match="is not a journal"):
+        engine.run_sync(agent, journal=path).unwrap() if way == "run" else engine.resume_sync(path, agent=agent)
 
     assert "buy tea" == path.read_text()
