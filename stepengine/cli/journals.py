@@ -19,7 +19,7 @@ from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, explain_errors
 from stepengine.cli.options import Options
 from stepengine.cli.perform import Run, interrupt, options_again, result_of, resume_hint, watch_run
-from stepengine.cli.recording import find_recorded, is_ours, latest, lies_in_state_folder, with_record
+from stepengine.cli.recording import find_recorded, latest, with_record
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode, is_in_code_mode
@@ -451,10 +451,11 @@ def spread(files: Iterable[str]) -> list[str]:
 
 def asks_again(journal: Journal, history: History) -> bool:
     """Return whether a journal that somebody else made allows what has not begun; a person is told what is asked again."""
+    from stepengine.journal.provenance import has_known_permissions
     from stepengine.journal.reopening import permissions_ahead
 
     ahead = permissions_ahead(history)
-    if not ahead or is_ours(journal):
+    if not ahead or has_known_permissions(journal):
         return _has_foreign_letters(journal)
     listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
     complain(
@@ -466,7 +467,9 @@ def asks_again(journal: Journal, history: History) -> bool:
 
 def _has_foreign_letters(journal: Journal) -> bool:
     """Return whether somebody answered by the mailbox of a journal outside of the state folder: whoever made it could have."""
-    if lies_in_state_folder(journal):
+    from stepengine.journal.provenance import is_in_state_folder
+
+    if is_in_state_folder(journal):
         return False
     box = journal.mailbox()
     return box.changed(0) and any(letter.kind == "answer" for letter in box.read()[0])
@@ -488,12 +491,13 @@ def refuse_foreign_yes(
         UsageProblem: when it allows a call that has not begun; it says what helps.
     """
     from stepengine.journal.encoding import questions_of
+    from stepengine.journal.provenance import has_known_permissions
     from stepengine.journal.records import shown_address
     from stepengine.journal.reopening import permissions_ahead
 
     own = questions_of(history.form(history.intents[after])) if edited and after is not None else ()
     ahead = [each for each in permissions_ahead(history, after=after) if each not in {q.id for q in own}]
-    if not ahead or is_ours(journal):
+    if not ahead or has_known_permissions(journal):
         return
     where, how = ("behind its end", "`stepengine resume` asks you first, and --trust-answers takes what stands there")
     if after is not None:

@@ -30,6 +30,7 @@ from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.redaction import ANY
 from stepengine.system.installed import installed_version
+from stepengine.system.user_state import RUNS
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
@@ -48,16 +49,14 @@ __all__ = (
     "entry_of",
     "find_recorded",
     "history_file",
-    "is_ours",
     "latest",
-    "lies_in_state_folder",
     "recorded_as",
     "runs_folder",
     "with_record",
 )
 
-RUNS, EDITORS, HISTORY = "runs", "editors", "chat-history.jsonl"
-"""What stands in the state folder: recorded runs, sessions of editors, what was said in chats."""
+EDITORS, HISTORY = "editors", "chat-history.jsonl"
+"""Further content of the state folder: sessions of editors, what was said in chats."""
 STEM = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 OWN = ("json", "jsonl", "jsonl.mail")
 """How the files of a run end; what it was before it was extended stands beside them."""
@@ -65,7 +64,6 @@ USER = re.compile("//[^/@]*@")
 """What an address may hold beside the place: a name and a password."""
 OTHERS = 0o077
 OTHERS_WRITE = 0o022
-LEFT, KEPT_NOTES = "left", 2_000
 COMPANION_BYTES = 256 * 1024
 TITLE_CHARS = 80
 QUESTION_CHARS = 400
@@ -82,7 +80,7 @@ class StateProblem(Exception):
 
 def runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder of recorded runs, whether there is one or not; ``None`` without a home."""
-    from stepengine.engine.trust import state_folder
+    from stepengine.system.user_state import state_folder
 
     state = state_folder(environ)
     return None if state is None else state / RUNS
@@ -337,71 +335,6 @@ def recorded_as(journal: str) -> RecordedRun | None:
         return None
 
 
-def lies_in_state_folder(journal: Journal) -> bool:
-    """Return whether a journal stands where only this user's commands write."""
-    folder = runs_folder()
-    if folder is None or not folder.is_dir():
-        return False
-    try:
-        _check_owner(folder)
-    except StateProblem:
-        return False
-    return _is_in(folder, journal)
-
-
-def is_ours(journal: Journal) -> bool:
-    """
-    Return whether this user's commands wrote all that a journal holds: it lies in the state folder, or is as they left it.
-
-    By content, and not by path or id: whoever sends a journal back knows its id, and a repository puts files where it likes.
-    """
-    folder = runs_folder()
-    if folder is None or not folder.is_dir():
-        return False
-    try:
-        _check_owner(folder)
-    except StateProblem:
-        return False
-    digest = _content_of(journal)
-    return _is_in(folder, journal) or (digest is not None and (folder.parent / LEFT / digest).exists())
-
-
-def _is_in(folder: Path, journal: Journal) -> bool:
-    from stepengine.journal import FileJournal
-
-    return isinstance(journal, FileJournal) and Path(journal.path).resolve().parent == folder.resolve()
-
-
-def _content_of(journal: Journal) -> str | None:
-    """Return a digest of what a journal holds; ``None`` where that cannot be read."""
-    from stepengine.journal import FileJournal
-    from stepengine.journal.records import to_text
-
-    try:
-        if isinstance(journal, FileJournal):
-            return _hash(Path(journal.path))
-        return sha256("\n".join([to_text(record.line) for record in journal.records()]).encode()).hexdigest()
-    except (OSError, JournalError):
-        return None
-
-
-def _keep_left(journal: Journal) -> None:
-    """Note what a journal outside of the state folder holds when a command leaves it; the oldest notes go."""
-    try:
-        folder = _usable_folder()
-        digest = None if _is_in(folder, journal) else _content_of(journal)
-        if digest is None:
-            return
-        left = folder.parent / LEFT
-        left.mkdir(0o700, exist_ok=True)
-        (left / digest).touch(0o600)
-        notes = sorted(left.iterdir(), key=lambda note: note.stat().st_mtime)
-        for note in notes[:-KEPT_NOTES]:
-            note.unlink(missing_ok=True)
-    except (OSError, StateProblem):
-        pass  # it is asked again then
-
-
 def with_record(options: Options, entry: RecordedRun) -> Options:
     """Return *options* with what was not typed as it was when the run was recorded."""
     from stepengine.engine.loading import AgentPlace
@@ -494,7 +427,9 @@ class RunRecording:
         """Say how the run ended, or that it waits."""
         status = result.status.value
         if self.journal is not None:
-            _keep_left(self.journal)
+            from stepengine.journal.provenance import record_reviewed
+
+            record_reviewed(self.journal)
         if self._entry is None:
             return
         if result.status is RunStatus.CANCELLED and self.journal is not None:

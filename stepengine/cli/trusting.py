@@ -24,7 +24,7 @@ from stepengine.cli.settings import UsageProblem
 if TYPE_CHECKING:
     from stepengine.engine.trust import Foreign, Wishes
 
-__all__ = ("OPTION", "at_the_gate", "grouped_wishes", "refuse_foreign", "refuse_inside", "trust")
+__all__ = ("OPTION", "at_the_gate", "can_ask", "grouped_wishes", "refuse_foreign", "refuse_inside", "trust")
 
 HARMLESS = "tools, read"
 WISHED = (
@@ -170,7 +170,7 @@ class _Gate:
 
         if wishes not in self._agreed:
             missing = not_agreed(wishes)
-            self._agreed[wishes] = missing == () or (self._asks and _can_ask() and _agreed_to(wishes, missing))
+            self._agreed[wishes] = missing == () or (self._asks and can_ask() and _agreed_to(wishes, missing))
             if self._agreed[wishes] and missing != ():
                 agree(wishes)
         if not self._agreed[wishes]:
@@ -195,7 +195,7 @@ class _Gate:
                 return True
             msg = f"--trust is {self._content}, and {foreign} is {there}; look at what has changed, then give that"
             raise UsageProblem(msg)
-        if self._asks and _can_ask() and _ask_for_trust(foreign):
+        if self._asks and can_ask() and _ask_for_trust(foreign):
             keep(foreign.folder)
             return True
         self.tell(
@@ -215,7 +215,8 @@ def _content(folder: Path) -> str:
         return f"none ({error.message})"
 
 
-def _can_ask() -> bool:
+def can_ask() -> bool:
+    """Return whether a person is at the terminal and this is no command that a tool runs."""
     from stepengine.system.environment import MARKER
 
     return sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get(MARKER)

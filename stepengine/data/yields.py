@@ -33,7 +33,7 @@ import attrs
 from attrs import frozen
 from typing_extensions import TypeVar
 
-from stepengine.data.checks import CHOICE, TEXT, Fine, an_instance, fine, or_none
+from stepengine.data.checks import CHOICE, TEXT, Fine, an_instance, fine, named_fields, or_none
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, text_of
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, tuple_of
@@ -167,6 +167,7 @@ def _prompt_or_none(value: str | None) -> str:
     return "" if value is None else _a_prompt(value)
 
 
+@named_fields
 @frozen
 class ToolCall(Member[ToolResult]):
     """
@@ -212,6 +213,7 @@ def _params(value: Params) -> JsonValue:
     return freeze_object(dump(mode="json"))
 
 
+@named_fields
 @frozen
 class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     """
@@ -332,6 +334,7 @@ def _key(value: str | None) -> str | None:
     return value
 
 
+@named_fields
 @frozen
 class Ask(Member[str]):
     """
@@ -555,6 +558,7 @@ def a_topic(value: str) -> str:
     raise BadYield(msg)
 
 
+@named_fields
 @frozen
 class Sleep(Member[datetime]):
     """
@@ -764,6 +768,7 @@ class Tell(_Iterated):
         return is_at_work
 
 
+@named_fields
 @frozen
 class Cancel(_Iterated):
     """
@@ -952,6 +957,7 @@ def _names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
     return None if value is None else tuple(map(tool_name_of, value))
 
 
+@named_fields
 @frozen
 class StepWith(_Iterated):
     """
@@ -980,6 +986,7 @@ def _text(value: str) -> str:
     raise BadYield(msg)
 
 
+@named_fields
 @frozen
 class StepText(_Iterated):
     """
@@ -1007,6 +1014,7 @@ def _count(value: int) -> int:
     raise BadYield(msg)
 
 
+@named_fields
 @frozen
 class GenerateN(_Iterated):
     """
@@ -1034,6 +1042,7 @@ def _specs(value: object) -> object:
     return value if isinstance(value, str) or not isinstance(value, Iterable) else tuple_of(value)
 
 
+@named_fields
 @frozen
 class Complete(_Iterated):
     """

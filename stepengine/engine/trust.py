@@ -13,7 +13,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +23,7 @@ from attrs import frozen
 
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import log_once
+from stepengine.system.user_state import is_private, state_folder
 
 __all__ = (
     "GATE",
@@ -40,7 +41,6 @@ __all__ = (
     "is_trusted",
     "may_run",
     "not_agreed",
-    "state_folder",
     "tell",
     "trust",
     "trusted_folders",
@@ -50,7 +50,6 @@ __all__ = (
 LOCAL = Path("agents")
 """Where the agents of a working folder are."""
 TRUSTED = "trusted"
-OTHERS_WRITE = 0o022
 AGREED = "agreed"
 RECORD_BYTES = 1024 * 1024
 FILES, CONTENT_BYTES = 10_000, 64 * 1024 * 1024
@@ -140,16 +139,6 @@ SANDBOXED: ContextVar[frozenset[str]] = ContextVar("stepengine_sandboxed", defau
 """Real paths of files and folders, and names of installed packages, whose code runs in the sandbox alone."""
 
 _RAN: set[Path] = set()
-
-
-def state_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the user's state folder, whether there is one or not; ``None`` without a home."""
-    if given := environ.get("STEPENGINE_STATE_DIR", "").strip():
-        return Path(given).absolute()
-    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
-    if state.startswith("/"):
-        return Path(state, "stepengine")
-    return Path(home, ".local", "state", "stepengine") if home.startswith("/") else None
 
 
 def is_sandboxed(file: Path) -> bool:
@@ -291,14 +280,9 @@ def _why_not(real: Path) -> str:
     if state.resolve().is_relative_to(top) and not home.is_relative_to(top):
         return f"{str(state)!r}, inside of {str(top)!r} itself"
     for folder in (state, state / TRUSTED):
-        if folder.exists() and not _is_ours(folder):
+        if folder.exists() and not is_private(folder):
             return f"{str(folder)!r}, where others may write"
     return ""
-
-
-def _is_ours(folder: Path) -> bool:
-    status = folder.stat()
-    return status.st_uid == os.geteuid() and not status.st_mode & OTHERS_WRITE
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -357,7 +341,7 @@ def withdraw(package: str) -> bool:
 
 def _agreements() -> Path | None:
     state = state_folder()
-    if state is None or any(f.exists() and not _is_ours(f) for f in (state, state / AGREED)):
+    if state is None or any(f.exists() and not is_private(f) for f in (state, state / AGREED)):
         return None
     return state / AGREED
 

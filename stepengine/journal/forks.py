@@ -16,11 +16,12 @@ from stepengine.data.outcomes import Value
 from stepengine.errors import JournalError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History, parent_of
+from stepengine.journal.provenance import is_own, record_own
 from stepengine.journal.questions import outcome_for
 from stepengine.journal.records import ROOT, SIGNED, Address, Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.replayer import Cut, check_repeats, place_of
 from stepengine.journal.store import Journal, MemoryJournal
-from stepengine.journal.undoing import Roots, Undoing, undo_writes
+from stepengine.journal.undoing import Roots, Undoing, refuse_unknown, undo_writes
 
 __all__ = ("branch",)
 
@@ -55,7 +56,8 @@ def branch(
     Raises:
         JournalError: when there is no such effect, it has no result, its outcome cannot be edited, or something would be
             repeated.
-        UndoRefused: when a file cannot be brought back; nothing was changed, and there is no new journal.
+        UndoRefused: when a file cannot be brought back, or would be by a journal that is not known as this user's; nothing
+            was changed, and there is no new journal.
     """
     source = as_journal(journal)
     if source.forks >= MAX_FORKS:
@@ -78,8 +80,13 @@ def branch(
         msg = f"{target.name} holds a run already; a fork needs a journal of its own"
         raise JournalError(msg)
     if restore_files is not None:
+        if not is_own(source):
+            remedy = f"undo(journal, root, at={shown_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"
+            refuse_unknown(source, history, restore_files, cut.keeps_result, Undoing(), remedy=remedy)
         undo_writes(history, restore_files, cut.keeps_result, Undoing())
     target.replace(records)
+    if is_own(source):
+        record_own(target)
     source.forks += 1
     return target
 

@@ -44,6 +44,7 @@ from stepengine.journal.history import (
 from stepengine.journal.mailbox import Letter, Mailbox
 from stepengine.journal.modes import Adding, Extending, Mode, Recording, Replaying, Rerunning, Resuming, Walking
 from stepengine.journal.ordering import in_address_order
+from stepengine.journal.provenance import is_own, record_own
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
 from stepengine.journal.recorder import Pace, Recorder, Timing, lookups, recall_lookups
 from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result, shown_address, to_text
@@ -134,6 +135,7 @@ class JournaledRun:
         self._models: ModelRegistry | None = None
         self._around: Around | None = None
         self._seed = ""
+        self._is_own = False
         self.writes: dict[Address, list[FileWrite]] = {}
         self.waits = self.wakes_now = False
         self._box: Mailbox | None = None
@@ -192,6 +194,7 @@ class JournaledRun:
         # From here on the journal is locked for this process, so whatever goes wrong must give it back: until the
         # process ends nobody else could go on with the run.
         try:
+            run._is_own = is_own(journal)
             run._remember(writer.history, Leeway(keeps=keep))
             journal.check_goes_on(writer.history)
             # Before anything is changed: an answer that fits no question is a slip, such as of the run's id, and a run
@@ -411,6 +414,8 @@ class JournaledRun:
         if writer.history.head is not None:
             msg = f"{self.journal.name} holds a run already; resume, replay or fork it, delete it first, or record into another journal"
             raise JournalError(msg)
+        # Recordings of tests keep nothing that could be undone.
+        self._is_own = not self.source.stable
         # What is committed is the same on every machine, and names of places have paths of this one.
         where = "" if self.source.stable else workspace
         head = new_head(plan, self._seed, link=self.journal.link, signed=self.journal.signed_by, workspace=where)
@@ -852,6 +857,8 @@ class JournaledRun:
             self.fail(error)
         finally:
             self.close()
+            if self._is_own:
+                record_own(self.journal)
         if bed is not None and self.fatal is None:
             self._look_again(bed) if waits else self._rise(bed)
         if self.fatal is not None:
@@ -953,8 +960,11 @@ class JournaledRun:
         """Put what was made in the place of the journal that was given."""
         if self.mode.cuts_off:
             self.source.extended = self._extension()
+        was_own = not self.source.stable and is_own(self.source)
         self.put_in_order(self.source)
         self.journal = self.source
+        if was_own:
+            record_own(self.source)
 
     def _extension(self) -> Extension:
         """Return how much of the record was kept, after it was put aside: nothing else tells of what was cut off."""

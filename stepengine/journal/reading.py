@@ -355,6 +355,8 @@ def first_of(line: bytes, name: str) -> Head | None:
     """
     body = line.removesuffix(b"\n")
     if checksum_if_right(body, 0) is None:
+        if _is_other_text(line):
+            raise _not_a_journal(name)
         if not line.endswith(b"\n"):
             return None
         raise _damage_error((), 0, JournalBytes(line, name), is_moved=False)
@@ -395,6 +397,7 @@ def _read(lines: BinaryIO, source: JournalBytes, offset: int = 0, previous: int 
         body = line[:-1] if line.endswith(b"\n") else line
         crc = checksum_if_right(body, previous)
         if crc is None:
+            _check_start(line, offset, source)
             if next(lines, None) is None:
                 return Reading(records, offset, end - offset, crc=previous)
             is_moved = bool(link and previous and checksum_if_right(body, 0) is not None)
@@ -429,6 +432,27 @@ def _damage_error(records: Sequence[Record], offset: int, source: JournalBytes, 
         )
     else:
         msg += "It is the first one: perhaps this is not a journal"
+    return JournalCorrupt(msg)
+
+
+def _is_other_text(line: bytes) -> bool:
+    """Return whether the first line of a file is text with neither the start nor the end of a record: it was never a journal."""
+    # A damaged record has the one or the other; a crash may leave zeros or bytes of another file.
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        return False
+    is_text = text.strip() == "" or text.strip().isprintable()
+    return is_text and not (text.startswith('{"') or '{"'.startswith(text) or '"crc":"' in text)
+
+
+def _check_start(line: bytes, offset: int, source: JournalBytes) -> None:
+    if not offset and _is_other_text(line):
+        raise _not_a_journal(source.name)
+
+
+def _not_a_journal(name: str) -> JournalCorrupt:
+    msg = f"{name} is not a journal: record 1 (byte 0) is other text. Name the journal of a run; `stepengine runs` lists the recorded ones"
     return JournalCorrupt(msg)
 
 

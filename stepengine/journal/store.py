@@ -371,6 +371,9 @@ class MemoryJournal(Journal):
     Args:
         lines: Lines of a journal, or one text or bytes with all of them.
         options: See ``Journal``.
+
+    Attributes:
+        is_own: Whether runs of this process wrote all records; False where they were read from lines.
     """
 
     def __init__(self, lines: Iterable[bytes] | bytes | str = (), **options: Any) -> None:
@@ -380,6 +383,7 @@ class MemoryJournal(Journal):
             raise JournalError(msg)
         text = lines.encode() if isinstance(lines, str) else lines
         data = text if isinstance(text, bytes) else b"".join(text)
+        self.is_own = False
         self._records = read_lines(data, self.name).records
         self._writer: _MemoryWriter | None = None
         self._mailbox = MemoryMailbox(self)
@@ -407,6 +411,7 @@ class MemoryJournal(Journal):
     def replace(self, records: Sequence[Record]) -> None:
         """Replace everything by *records*."""
         History(records, self.name)
+        self.is_own = False
         self.keep(list(records))
 
     def head(self) -> Head | None:

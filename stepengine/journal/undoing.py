@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Literal, TypeAlias
 
-from attrs import frozen
+import attrs
+from attrs import field, frozen
 
 from stepengine.data.outcomes import Failure
 from stepengine.errors import DefinitionError, ToolError, UndoRefused, UnknownOutcome
@@ -22,8 +23,10 @@ from stepengine.journal.divergence import verb
 from stepengine.journal.encoding import touched_world
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History
+from stepengine.journal.provenance import is_own
 from stepengine.journal.records import Address, Intent, Result, shown_address
 from stepengine.journal.replayer import Cut, place_of
+from stepengine.journal.store import Journal
 from stepengine.system import calls
 from stepengine.system.atomic import lock_for, replace_file, target_info
 from stepengine.system.calls import FILE, Fd
@@ -40,6 +43,7 @@ Roots: TypeAlias = "str | os.PathLike[str] | Workspace | Sequence[str | os.PathL
 
 Fate: TypeAlias = Literal["restored", "removed", "created", "unchanged"]
 LISTED = 20
+CHANGES: tuple[Fate, ...] = ("restored", "removed", "created")
 CHANGED = "it was changed since"
 BETWEEN = "it was changed by somebody else between two writes of the run"
 DOUBTFUL = "a write of it was cut off and done again, so nobody knows what it held before"
@@ -65,6 +69,7 @@ class Undone:
         others: What else may have changed the world and keeps nothing to undo it by, such as
             ``"call_tool run_terminal_command (2 times)"``.
         dry_run: Whether nothing was done, and this is what would have been.
+        contents: After a dry run, the content that each restored or created file would have.
     """
 
     restored: tuple[str, ...] = ()
@@ -75,9 +80,10 @@ class Undone:
     unknown: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     dry_run: bool = False
+    contents: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        rows = [(word, path) for word in ("restored", "removed", "created") for path in getattr(self, word)]
+        rows = [(word, path) for word in CHANGES for path in getattr(self, word)]
         lines = [f"{word:8}  {path}" for word, path in rows]
         lines += [f"{'left':8}  {path}: {why}" for path, why in self.left]
         if self.unchanged:
@@ -95,6 +101,7 @@ def undo(
     partial: bool = False,
     dry_run: bool = False,
     moved: bool = False,
+    trust: bool = False,
     allow_secrets: Sequence[str] = (),
     allow_protected: Sequence[str] = (),
     cross_mounts: bool = False,
@@ -114,13 +121,16 @@ def undo(
         partial: Leave the files that cannot be brought back, and bring back the rest.
         dry_run: Only say what would be done.
         moved: The root stands at another place than when the run wrote; only for one root.
+        trust: Also undo a journal that no run of this user wrote, as far as the state folder knows. It decides which
+            files are written and their content.
         allow_secrets: As with ``file_tools``; so the other three.
         allow_protected: See above.
         cross_mounts: See above.
         allow_wide_root: See above.
 
     Raises:
-        UndoRefused: when a file cannot be brought back; it names them, and nothing was changed.
+        UndoRefused: when a file cannot be brought back, or the journal is not known as this user's; it names the files,
+            and nothing was changed.
         JournalLocked: when the run still goes on.
         JournalError: when the journal is damaged, or there is no effect *at*.
         DefinitionError: when a root is not a folder or too wide.
@@ -137,13 +147,23 @@ def undo(
     history = source.history()
     if history.head is None:
         raise source.missing()
+    is_refused = not (dry_run or trust or is_own(source))
     with ExitStack() as held:
-        if not dry_run:
+        if not (dry_run or is_refused):
             # Nobody writes the journal meanwhile, so the run does not go on.
             history = held.enter_context(closing(source.writer())).history
         path, seq = place_of(history, at)
         cut = Cut(history)
         cut.at((path, seq + 1))
+        if is_refused:
+            refuse_unknown(
+                source,
+                history,
+                root,
+                cut.keeps_result,
+                options,
+                remedy="undo(journal, root, trust=True) (--trust-journal)",
+            )
         return undo_writes(history, root, cut.keeps_result, options)
 
 
@@ -155,6 +175,33 @@ class Undoing:
     dry_run: bool = False
     moved: bool = False
     policy: PathPolicy = PathPolicy()
+
+
+def refuse_unknown(
+    journal: Journal,
+    history: History,
+    root: Roots,
+    keeps: Callable[[Address], bool],
+    options: Undoing,
+    *,
+    remedy: str,
+) -> None:
+    """
+    Raise if the writes of a journal that is not known as this user's would change a file.
+
+    Raises:
+        UndoRefused: it names each file with its change.
+    """
+    plan = undo_writes(history, root, keeps, attrs.evolve(options, dry_run=True, partial=True))
+    rows = [(path, f"would be {fate}") for fate in CHANGES for path in getattr(plan, fate)]
+    if rows:
+        listed = "; ".join([f"{path} {change}" for path, change in rows[:LISTED]])
+        more = f"; and {len(rows) - LISTED} more" if len(rows) > LISTED else ""
+        msg = (
+            f"nothing was undone: no run of yours is known to have written {journal.name}, and it decides what is written: "
+            f"{listed}{more}. If you trust it: {remedy}"
+        )
+        raise UndoRefused(msg, files=rows)
 
 
 def undo_writes(
@@ -184,6 +231,9 @@ def undo_writes(
         unknown=tuple(_unknown(history, keeps)),
         others=tuple(_others(history, keeps)),
         dry_run=options.dry_run,
+        contents=tuple([(file.path, file.old_content) for file in whole if file.fate in ("restored", "created")])
+        if options.dry_run
+        else (),
     )
 
 
@@ -300,6 +350,11 @@ class _File:
             self.problem = self.problem or BETWEEN
         self._states.append(write.after)
         self.folders += write.folders
+
+    @property
+    def old_content(self) -> bytes:
+        """The content before the first write."""
+        return (self._before.content if self._before is not None else None) or b""
 
     @property
     def _was(self) -> str | None:

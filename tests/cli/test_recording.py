@@ -22,6 +22,7 @@ from stepengine.cli.recording import entries, runs_folder
 from stepengine.engine.trust import trust
 from stepengine.journal import FileJournal
 from stepengine.journal.mailbox import Letter
+from stepengine.system.environment import MARKER
 
 ASKS = """
 from stepengine import *
@@ -368,6 +369,41 @@ def test_undo_refuses_what_was_changed_since_and_leaves_it_when_asked_to(project
     done = command("undo", "--last", "--partial", "--cwd", "project").stdout
     assert "removed   new/b.txt\nremoved   new/\nleft      a.txt: it was changed since\n" == done
     assert "below another folder" in command("undo", "--last", "--cwd", ".", code=1).stdout
+
+
+@pytest.mark.spec("requirements:X122")
+def test_undo_shows_and_asks_what_an_unknown_journal_would_write(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = next(runs().glob("*.jsonl"))
+    Path("sent.jsonl").write_bytes(kept.read_bytes())
+    refused = command("undo", "sent.jsonl", "--cwd", "project", code=1)
+
+    assert "restored  a.txt\nremoved   new/b.txt\na.txt would have this content:\n  | as it was\n" == refused.stdout
+    assert "no run of yours is known to have written sent.jsonl" in refused.stderr
+    assert "--trust-journal" in refused.stderr
+    assert "three" == (project / "a.txt").read_text()
+    monkeypatch.setattr("stepengine.cli.commands.undo.can_ask", lambda: True)
+    for typed, code in (("\n", 1), ("n\n", 1), ("y\n", 0)):
+        assert "three" == (project / "a.txt").read_text()
+        asked = CliRunner().invoke(app, ["undo", "sent.jsonl", "--cwd", "project"], input=typed)
+        assert code == asked.exit_code, asked.stderr
+    assert "as it was" == (project / "a.txt").read_text()
+
+
+@pytest.mark.spec("requirements:X122")
+def test_trust_journal_undoes_an_unknown_journal_and_no_tool_may_type_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = next(runs().glob("*.jsonl"))
+    Path("sent.jsonl").write_bytes(kept.read_bytes())
+    with monkeypatch.context() as inside:
+        inside.setenv(MARKER, "1")
+        command("undo", "sent.jsonl", "--cwd", "project", "--trust-journal", code=2)
+    assert "three" == (project / "a.txt").read_text()
+
+    command("undo", "sent.jsonl", "--cwd", "project", "--trust-journal")
+    assert "as it was" == (project / "a.txt").read_text()
 
 
 def test_a_fork_with_restored_files_runs_in_the_folder_as_it_was_then(project: Path) -> None:

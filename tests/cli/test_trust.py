@@ -21,13 +21,14 @@ from typer.testing import CliRunner, Result
 from stepengine import AgentDefinition, Engine, load_agent, load_agents
 from stepengine.cli import trusting
 from stepengine.cli.app import app
-from stepengine.cli.recording import is_ours
 from stepengine.data.outcomes import Value
 from stepengine.data.state import ChildResult
 from stepengine.engine import trust
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, records
+from stepengine.journal.provenance import has_known_permissions
 from stepengine.system.environment import MARKER
+from stepengine.system.user_state import state_folder
 
 AGENT = """\
 from pathlib import Path
@@ -188,7 +189,7 @@ def _record(place: Place, state: Path, **changes: Any) -> Path:
 
 
 def _state() -> Path:
-    found = trust.state_folder()
+    found = state_folder()
     assert found is not None
     return found
 
@@ -545,7 +546,7 @@ def test_init_trusts_what_it_makes_and_nothing_that_was_there(place: Place, tmp_
 def test_a_person_at_a_terminal_is_asked_once(
     place: Place, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
-    monkeypatch.setattr(trusting, "_can_ask", lambda: True)
+    monkeypatch.setattr(trusting, "can_ask", lambda: True)
     first = place.type("run", "mine", "Go", "-q", stdin=answer, code=code)
     second = place.type("run", "mine", "Go", "-q", stdin="n\n", code=code)
 
@@ -739,11 +740,11 @@ def test_a_journal_of_the_state_folder_or_as_it_was_left_is_known_and_one_with_a
     _cut_behind_its_yes(payer)
     kept = next((_state() / "runs").glob("*.jsonl"))
 
-    assert is_ours(FileJournal("whole.jsonl"))
-    assert is_ours(SqliteJournal("run.db", "one"))
-    assert is_ours(FileJournal(kept))
-    assert not is_ours(FileJournal("cut.jsonl"))
+    assert has_known_permissions(FileJournal("whole.jsonl"))
+    assert has_known_permissions(SqliteJournal("run.db", "one"))
+    assert has_known_permissions(FileJournal(kept))
+    assert not has_known_permissions(FileJournal("cut.jsonl"))
     shutil.copy(kept, "elsewhere.jsonl")
-    assert not is_ours(FileJournal("elsewhere.jsonl"))
+    assert not has_known_permissions(FileJournal("elsewhere.jsonl"))
     _state().chmod(0o777)
-    assert not is_ours(FileJournal("whole.jsonl"))
+    assert not has_known_permissions(FileJournal("whole.jsonl"))

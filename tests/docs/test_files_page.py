@@ -29,5 +29,5 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: py
 def test_the_options_of_the_table_are_those_of_the_commands() -> None:
     rows = re.findall(r"^\| `(--[a-z-]+)", PAGE, re.MULTILINE)
 
-    assert ["--dry-run", "--partial", "--at", "--moved"] == rows
+    assert ["--dry-run", "--partial", "--trust-journal", "--at", "--moved"] == rows
     assert "--dry-run" in (undo.__doc__ or "")

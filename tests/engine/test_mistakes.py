@@ -495,6 +495,24 @@ async def test_a_wrong_argument_of_a_yieldable_is_told_with_the_right_one(wrong:
     assert words in str(result.error)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: StepWith(modle="x"), "StepWith takes no 'modle'; did you mean 'model'? It takes: model, tools, "),
+        (lambda: Ask("Which?", allow_other=True), "Ask takes no 'allow_other'; did you mean 'allow_text'?"),
+        (lambda: ToolCall("look", {}, include_tool_cal=False), "did you mean 'include_tool_call'?"),
+    ],
+    ids=["StepWith", "Ask", "ToolCall"],
+)
+def test_a_wrong_argument_of_a_yieldable_outside_of_a_handler_is_told_with_the_right_one(
+    wrong: Any, words: str
+) -> None:
+    with pytest.raises(TypeError) as raised:
+        wrong()
+
+    assert words in str(raised.value)
+
+
 def test_a_plain_function_among_the_tools_is_told_with_the_decorator_that_is_missing() -> None:
     def look() -> str:
         return "seen"

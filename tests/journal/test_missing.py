@@ -79,3 +79,19 @@ def test_a_run_that_a_database_does_not_hold_is_told_beside_those_that_it_holds(
     assert [known.run] == SqliteJournal(path).runs()
     assert "no journal" in refused(way, engine, tmp_path / "gone.db").message
     assert ["runs.db"] == [one.name for one in tmp_path.iterdir() if one.suffix == ".db"]
+
+
+@pytest.mark.spec("reliability:JR02")
+@pytest.mark.parametrize("way", ["run", "resume"])
+def test_a_note_of_one_line_is_no_torn_journal_and_is_not_written_over(tmp_path, way):
+    """
+    A journal whose only line is torn is started again; a file of something else is not.
+    """
+    path = tmp_path / "notes.txt"
+    path.write_text("buy tea")
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    with Engine([agent]) as engine, pytest.raises(JournalCorrupt, match="is not a journal"):
+        engine.run_sync(agent, journal=path).unwrap() if way == "run" else engine.resume_sync(path, agent=agent)
+
+    assert "buy tea" == path.read_text()

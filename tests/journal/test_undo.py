@@ -9,15 +9,17 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine import STEP, AgentCall, AgentDefinition, Engine, ToolCall, tool
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, ToolCall, tool
 from stepengine.errors import DefinitionError, JournalCorrupt, JournalError, JournalLocked, UndoRefused
 from stepengine.journal import FileJournal, MemoryJournal, check, undo
+from stepengine.journal.forks import branch
 from stepengine.testing import ScriptedModel
 from stepengine.tools import file_tools, shell_tools
 
@@ -74,7 +76,66 @@ def ran(root, calls, journal=None, tools=(), **options):
     writers = file_tools(root, write=True, delete=True)
     with Engine([AgentDefinition("writer", handle_steps=handle_steps)], [*writers, *tools]) as engine:
         engine.run_sync("writer", journal=journal).unwrap()
-    return MemoryJournal(journal.lines()) if isinstance(journal, MemoryJournal) else journal
+    if not isinstance(journal, MemoryJournal):
+        return journal
+    read = MemoryJournal(journal.lines())
+    read.is_own = True
+    return read
+
+
+@pytest.mark.spec("requirements:X122")
+def test_a_journal_that_no_run_of_this_user_wrote_is_undone_only_where_it_is_trusted(root, tmp_path):
+    """
+    Whoever forges a journal decides which files undo writes, and their content.
+    """
+    (root / "a.txt").write_text("one")
+    ran(root, [write("a.txt", "two"), write("new.txt")], FileJournal(tmp_path / "run.jsonl"))
+    text = (tmp_path / "run.jsonl").read_text()
+    (tmp_path / "other.jsonl").write_bytes(resealed(text.replace('"path":"new.txt"', '"path":"old.txt"')))
+    (root / "new.txt").rename(root / "old.txt")
+    before = tree_of(root)
+
+    for forged in (tmp_path / "other.jsonl", MemoryJournal((tmp_path / "other.jsonl").read_bytes())):
+        with pytest.raises(UndoRefused, match=r"no run of yours .*trust=True") as refused:
+            undo(forged, root)
+        assert (("a.txt", "would be restored"), ("old.txt", "would be removed")) == refused.value.files
+        with pytest.raises(UndoRefused, match="no run of yours"):
+            branch(forged, -1, restore_files=root)
+        assert before == tree_of(root)
+    assert (("a.txt", b"one"),) == undo(forged, root, dry_run=True).contents
+    assert ("a.txt",) == undo(tmp_path / "other.jsonl", root, trust=True).restored
+
+
+@pytest.mark.spec("requirements:X122")
+def test_a_journal_that_a_run_of_this_user_wrote_is_known_also_as_a_copy_and_resumed(root, tmp_path):
+    made = FileJournal(tmp_path / "run.jsonl")
+    ran(root, [write("a.txt", "two")], made)
+    (tmp_path / "copy.jsonl").write_bytes(made.content())
+
+    assert ("a.txt",) == undo(tmp_path / "copy.jsonl", root).removed
+
+
+@pytest.mark.spec("requirements:X122")
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_resumed_or_forked_journal_is_known_only_if_it_was_known_before(root, tmp_path, is_own):
+    def handle_steps(ctx):
+        yield write("a.txt", "two")
+        yield from Ask("More?", options=["yes", "no"])
+        yield write("b.txt", "three")
+
+    path = tmp_path / "run.jsonl"
+    agent = AgentDefinition("writer", tools=file_tools(root, write=True), handle_steps=handle_steps)
+    with Engine([agent]) as engine:
+        engine.run_sync("writer", journal=path)
+        if not is_own:
+            path.write_bytes(resealed(path.read_text().replace('"created":"20', '"created":"19')))
+        fork = branch(path, 0, into=tmp_path / "fork.jsonl")
+        engine.resume_sync(path, agent="writer", answers={"q1": "yes"}).unwrap()
+
+    for journal in (path, fork):
+        with nullcontext() if is_own else pytest.raises(UndoRefused, match="no run of yours"):
+            undo(journal, root)
+        (root / "a.txt").write_text("two")
 
 
 def test_a_file_that_was_changed_made_or_deleted_is_again_what_it_was(root):
@@ -196,7 +257,7 @@ def test_no_path_of_a_journal_leads_out_of_the_root_or_to_a_protected_file(root,
         (root / ".git" / "hook").write_text("new")
         forged = MemoryJournal(resealed(text.replace('"path":"plain","before"', f'"path":"{path}","before"')))
         with pytest.raises(UndoRefused):
-            undo(forged, root)
+            undo(forged, root, trust=True)
         assert "new" == (outside / "x").read_text()
         assert "new" == (root / ".git" / "hook").read_text()
 

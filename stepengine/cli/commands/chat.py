@@ -574,7 +574,8 @@ class Chat:
         if ((await self._terminal.line("bring them back? y/n > ")) or "").strip().lower() not in YES:
             self._terminal.say("nothing was done")
             return
-        self._terminal.say(visible(str(undo(self._journal, root, partial=True))))
+        # A turn of this chat, which this process recorded.
+        self._terminal.say(visible(str(undo(self._journal, root, partial=True, trust=True))))
         self._notes.append(UNDONE)
 
     async def _do_save(self, file: str) -> None:

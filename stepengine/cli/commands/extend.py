@@ -21,7 +21,7 @@ from stepengine.cli.journals import (
 )
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, TrustAnswers, with_options
 from stepengine.cli.perform import print_result
-from stepengine.cli.recording import RunRecording, is_ours, recorded_as
+from stepengine.cli.recording import RunRecording, recorded_as
 from stepengine.cli.trusting import refuse_inside
 from stepengine.data.state import RunStatus
 
@@ -63,12 +63,13 @@ def extend(
 
 
 def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool, trusts: bool) -> Exit:
+    from stepengine.journal.provenance import has_known_permissions
     from stepengine.journal.reopening import take_back
 
     journal, given = journal_at(options.journal), answers_of(answers)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
-    doubts = not trusts and not is_ours(journal)
+    doubts = not trusts and not has_known_permissions(journal)
     if doubts and asks_again(journal, history):
         take_back(journal)
     bench = bench_for(options, agent, recorded=history)

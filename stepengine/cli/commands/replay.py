@@ -15,7 +15,6 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import as_usage, is_cut_off, journal_at, on_journal, perform_run, recorded_agent
 from stepengine.cli.options import File, Last, Options, TrustAnswers, with_options
 from stepengine.cli.perform import print_result
-from stepengine.cli.recording import is_ours
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 from stepengine.data.state import RunResult
@@ -104,6 +103,7 @@ def _parking(options: Options, live: Sequence[str], speed: float | None) -> Exit
 
 
 def _replay(options: Options, live: Sequence[str], speed: float | None, *, trusts: bool = False) -> Exit:
+    from stepengine.journal.provenance import has_known_permissions
     from stepengine.journal.replayer import live_kinds
 
     anew = "call_model" in live
@@ -119,7 +119,7 @@ def _replay(options: Options, live: Sequence[str], speed: float | None, *, trust
     engine = bench.engine
     # A run without an effect has no place from which a model could answer anew: it asks none.
     asks_anew = anew and any(seq >= 0 for _, seq in history.intents)
-    doubts = bool(live) and not trusts and not is_ours(journal)
+    doubts = bool(live) and not trusts and not has_known_permissions(journal)
 
     async def repeat() -> RunResult:
         if not asks_anew:

@@ -1,0 +1,133 @@
+"""
+Provenance: whether this user's own runs wrote a journal, from notes in the user's state folder.
+
+A journal is known by the hash of its content, not by its path or id. Everybody who received a journal knows its id, and an archive or a
+repository can put a file at any path. A run records the note when it ends. It does so only where it wrote the journal
+from its first record on, or resumed one that was known: a resumed third-party journal stays a third-party one.
+A run that was killed leaves no note, so its journal is unknown unless it is in the state folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from stepengine.errors import JournalError
+from stepengine.journal.files import FileJournal
+from stepengine.journal.places import NO_LINK, OWNER_ONLY
+from stepengine.journal.store import Journal, MemoryJournal
+from stepengine.system.atomic import make_folder, replace_path
+from stepengine.system.user_state import RUNS, is_private, state_folder
+
+__all__ = ("has_known_permissions", "is_in_state_folder", "is_own", "record_own", "record_reviewed")
+
+NOTES = "known-journals"
+KEPT = 10_000
+Kind: TypeAlias = Literal["own", "seen"]
+"""``own``: this user's runs wrote all of it. ``seen``: this user was asked for all of its permissions."""
+LINE = 64 + len(" seen\n")
+PADDED: dict[Kind, str] = {"own": " own \n", "seen": " seen\n"}
+
+
+def is_own(journal: Journal) -> bool:
+    """Return whether this user's runs wrote all records of a journal; False where that is unknown."""
+    if isinstance(journal, MemoryJournal) and journal.is_own:
+        return True
+    try:
+        return _is_known_by_folder(journal) or _is_noted(journal, ("own",))
+    except (OSError, JournalError):
+        return False
+
+
+def has_known_permissions(journal: Journal) -> bool:
+    """Return whether this user gave all permissions that a journal holds: in a run of their own, or when they were asked again."""
+    try:
+        return is_in_state_folder(journal) or _is_noted(journal, ("own", "seen"))
+    except (OSError, JournalError):
+        return False
+
+
+def is_in_state_folder(journal: Journal) -> bool:
+    """Return whether a journal is in the folder of recorded runs, where only this user can write."""
+    folder = _private_folder()
+    try:
+        return (
+            folder is not None
+            and isinstance(journal, FileJournal)
+            and journal.path.resolve().parent == (folder / RUNS).resolve()
+            and is_private(folder / RUNS)
+        )
+    except OSError:
+        return False
+
+
+def record_own(journal: Journal) -> None:
+    """Record that this user's runs wrote a journal. Without a usable state folder nothing is recorded."""
+    if isinstance(journal, MemoryJournal):
+        journal.is_own = True
+    elif not _is_known_by_folder(journal):
+        _record(journal, "own")
+
+
+def record_reviewed(journal: Journal) -> None:
+    """Record that this user gave or was asked for all permissions that a journal holds."""
+    if not is_in_state_folder(journal):
+        _record(journal, "seen")
+
+
+def _is_known_by_folder(journal: Journal) -> bool:
+    """Return whether its folder alone shows that a journal is this user's. A fork holds records of a parent from anywhere."""
+    try:
+        return is_in_state_folder(journal) and (head := journal.head()) is not None and not head.parent
+    except JournalError:
+        return False
+
+
+def _private_folder() -> Path | None:
+    """Return the state folder; ``None`` where there is none or others can write to it."""
+    folder = state_folder()
+    try:
+        return folder if folder is not None and is_private(folder) else None
+    except OSError:
+        return None
+
+
+def _is_noted(journal: Journal, kinds: tuple[Kind, ...]) -> bool:
+    folder = _private_folder()
+    if folder is None or not (folder / NOTES).is_file():
+        return False
+    notes, digest = (folder / NOTES).read_bytes(), _digest_of(journal)
+    return any(f"{digest}{PADDED[kind]}".encode() in notes for kind in kinds)
+
+
+def _record(journal: Journal, kind: Kind) -> None:
+    folder = state_folder()
+    if folder is None:
+        return
+    try:
+        make_folder(folder, 0o700)
+        if not is_private(folder):
+            return
+        line = f"{_digest_of(journal)}{PADDED[kind]}".encode()
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | NO_LINK
+        descriptor = os.open(folder / NOTES, flags, OWNER_ONLY)
+        try:
+            # One write that appends: notes of other processes are not mixed with it.
+            os.write(descriptor, line)
+            size = os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+        if size > 2 * KEPT * LINE:
+            # A note that another process adds meanwhile is lost, and its journal is unknown.
+            replace_path(folder / NOTES, (folder / NOTES).read_bytes()[-KEPT * LINE :], mode=OWNER_ONLY)
+    except (OSError, JournalError):
+        pass  # the journal is unknown, which costs a question
+
+
+def _digest_of(journal: Journal) -> str:
+    if isinstance(journal, FileJournal):
+        with journal.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(journal.content()).hexdigest()
