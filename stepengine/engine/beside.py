@@ -90,7 +90,10 @@ def fresh_module_at(file: Path) -> ModuleType:
         Exception: whatever the code raises, ``SyntaxError`` included.
     """
     resolved = file.resolve()
-    return _run_source(_package_of(resolved.parent), resolved, resolved.read_bytes())
+    module = _run_source(_package_of(resolved.parent), resolved, resolved.read_bytes())
+    # Nothing finds it by its name later, and what it holds (scripted errors with their frames) is released with it.
+    sys.modules.pop(module.__name__, None)
+    return module
 
 
 def _run_source(package: str, file: Path, source: bytes) -> ModuleType:
