@@ -5,8 +5,11 @@ What README and the pages next to it say is so: their Python runs, the commands 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, ClassVar
@@ -119,7 +122,8 @@ def test_the_agent_of_the_first_screen_runs_as_its_reader_types_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Chat, "replies", replies)
     monkeypatch.setattr(Chat, "asked", [])
-    (file, command) = re.search(r"Saved as `(\w+\.py)` [^`]*`shop\.py`[^`]*`(stepengine run [^`]+)`", README).groups()  # type: ignore[union-attr]
+    (file,) = re.search(r"Save it as `(\w+\.py)`", README).groups()  # type: ignore[union-attr]
+    (command,) = re.findall(r"^(stepengine run .*) --script replies\.json$", SHELL[0], re.MULTILINE)
     Path(file).write_text(PYTHON[0], encoding="utf-8")
     Path("other.py").write_text(f"y = 1  {TODO}\n", encoding="utf-8")
     Path("shop.py").write_text(f"x = 1  {TODO}\n", encoding="utf-8")
@@ -148,13 +152,32 @@ def test_the_agent_of_the_first_screen_runs_as_its_reader_types_it(
     assert len(sent_back) == (2 if asked == 3 and len(replies) == 1 else len(replies) - 2)
 
 
-def test_the_first_two_shell_blocks_are_the_two_commands() -> None:
+@pytest.mark.spec("studio:ST12")
+def test_the_first_screen_runs_without_a_key_as_it_stands(tmp_path: Path) -> None:
+    """
+    The agent is saved under the name on the page, and a shell runs the block below it.
+    """
+    (file,) = re.search(r"Save it as `(\w+\.py)`", README).groups()  # type: ignore[union-attr]
+    project, home = tmp_path / "project", tmp_path / "home"
+    project.mkdir()
+    (project / file).write_text(PYTHON[0], encoding="utf-8")
+    env = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
+
+    done = subprocess.run(
+        ["sh", "-e", "-c", SHELL[0]], check=False, capture_output=True, text=True, cwd=project, env=env, timeout=60
+    )
+
+    assert (0, "It is 2 now.\n") == (done.returncode, done.stdout), done.stderr
+    assert "price = 2\n" == (project / "shop.py").read_text(encoding="utf-8")
+
+
+def test_the_next_two_shell_blocks_are_the_two_commands() -> None:
     """
     One line each, from a clone, with nothing but python3 and pip: the first ends in the demo, the second in the tests.
     """
-    assert 2 == len(SHELL)
+    assert 3 == len(SHELL)
     for line, extra, last in zip(
-        SHELL, (".", ".[dev]"), (["stepengine", "demo"], ["python", "-m", "pytest", "-n", "auto"]), strict=True
+        SHELL[1:], (".", ".[dev]"), (["stepengine", "demo"], ["python", "-m", "pytest", "-n", "auto"]), strict=True
     ):
         make, install, run = [shlex.split(part) for part in line.strip().split("&&")]
 

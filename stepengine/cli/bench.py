@@ -114,7 +114,6 @@ def bench_for(
     unattended: bool = False,
     recorded: History | None = None,
     others: Sequence[AgentDefinition] = (),
-    script: Provider | None = None,
     tools: Sequence[ToolLike | ToolSource] | None = None,
 ) -> Bench:
     """
@@ -123,7 +122,8 @@ def bench_for(
     Args:
         options: The options.
         agent: The agent.
-        performs: Whether tools will really be called; a replay calls none, so nothing has to be allowed for it.
+        performs: Whether tools and models will really be called; a replay calls none, so nothing has to be allowed for it,
+            and it reads no script.
         into: A journal beside that of the options, which tools are not to show either.
         is_new: Whether the run begins now: models that are set for agents hold for it, a recorded run keeps its own.
         observers: Who else is shown the events of runs.
@@ -132,7 +132,6 @@ def bench_for(
         unattended: Whether nobody ever answers a question of the run, as in an evaluation.
         recorded: The record of a run: of the hooks of the command line only those in it are there, and the run asks as it did.
         others: More agents that the engine has, with those that they may spawn.
-        script: What answers in place of models; ``None`` for models.
         tools: The tools that the agents' files hold beside them; ``None`` to look them up.
 
     Raises:
@@ -165,7 +164,7 @@ def bench_for(
         raise UsageProblem(msg)
     if options.base_url and not is_new and not any(options.served):
         options = attrs.evolve(options, served=_recorded_models(options.journal))
-    models = models_of(options, homeless) if script is None else script
+    models = _script_of(options) if performs and options.script else models_of(options, homeless)
     default, problem = _default_model(models, settings)
     options = attrs.evolve(options, place=_place(options) if performs else None)
     beside = tools_beside(options, agents) if tools is None else tools
@@ -290,6 +289,13 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     for model in (*served, *homeless):
         models.serve(model, server)
     return models
+
+
+def _script_of(options: Options) -> Provider:
+    from stepengine.cli.scripts import refuse_two_models, run_script_of
+
+    refuse_two_models(options)
+    return run_script_of(options.script)
 
 
 def _homeless(options: Options, agents: Iterable[AgentDefinition]) -> frozenset[str]:

@@ -128,7 +128,8 @@ def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
     except ReplayDivergence as error:
         wrong_model = options.models and any(pointer.startswith("/model") for pointer, *_ in error.diff)
         hint = "\n  the recorded model is taken without --model" if wrong_model else ""
-        again = "" if options.stem else "".join([f" {option}" for option in options_again(options)])
+        told = options_again(attrs.evolve(options, script=""))  # of the commands that are advised, only `resume` has it
+        again = "" if options.stem else "".join([f" {option}" for option in told])
         name = f" {options.stem or options.journal}"
         message = ADVISED.sub(lambda advised: advised[0].replace(" FILE", name) + again, error.message)
         return complain(message + hint, Exit.DIVERGED)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import attrs
@@ -31,14 +30,12 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.journal import Journal, Purse
     from stepengine.redaction import Redactor
-    from stepengine.testing import RunScript
 
 __all__ = (
     "Budget",
     "CheckText",
     "Fresh",
     "RerunCase",
-    "ScriptFile",
     "Simulate",
     "Tools",
     "Yes",
@@ -49,10 +46,7 @@ __all__ = (
     "cleaner",
     "confirm",
     "interrupted_or",
-    "models_of_script",
     "purse_of",
-    "run_script_of",
-    "script_of",
     "to_the_end",
 )
 
@@ -63,14 +57,6 @@ CheckText = Annotated[
     str, typer.Option("--check", help="What the run has to do: an expression, or a function.", metavar="EXPR|MODULE:FN")
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Ask anew also where a later request equals a recorded one.")]
-ScriptFile = Annotated[
-    str,
-    typer.Option(
-        "--script",
-        help="Replies in place of a model: a list in JSON or YAML, or `replies` in a .py file.",
-        metavar="FILE",
-    ),
-]
 Simulate = Annotated[
     str, typer.Option(help="A function that makes up results of calls that are not recorded.", metavar="MODULE:FN")
 ]
@@ -180,71 +166,6 @@ def confirm(said: str) -> None:
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         msg = "nothing was asked"
         raise UsageProblem(msg)
-
-
-# --- what users write -----------------------------------------------------------------------------------------------
-
-
-def models_of_script(file: str) -> Callable[[], object] | None:
-    """
-    Return what gives a scripted model that starts at the first reply; ``None`` without a script; errors as ``script_of``.
-    """
-    from stepengine.testing import ScriptedModel
-
-    if not file:
-        return None
-    replies = script_of(file)
-    return lambda: ScriptedModel(replies)
-
-
-def run_script_of(file: str) -> RunScript:
-    """Return what answers each run with the replies of a script from its beginning; errors as ``script_of``."""
-    from stepengine.testing import RunScript
-
-    return RunScript(script_of(file), source=Path(file).name)
-
-
-def script_of(file: str) -> Any:
-    """
-    Return the replies of a script, as ``ScriptedModel`` takes them.
-
-    A ``.py`` file holds them as ``replies``; any other one is a list, in JSON or YAML, of texts, of calls
-    ``{"tool": "look", "input": {...}, "text": "..."}``, and of lists of both for one reply.
-
-    Raises:
-        UsageProblem: when that cannot be read.
-    """
-    from stepengine.errors import DataError
-    from stepengine.judging.checks import member_of, value_of
-    from stepengine.testing import ScriptedModel
-
-    try:
-        replies = member_of(Path(file), "replies") if file.endswith(".py") else _replies(value_of(Path(file)), file)
-        ScriptedModel(replies)
-    except DataError as error:
-        msg = f"--script {file!r}: {error.message}"
-        raise UsageProblem(msg) from None
-    return replies
-
-
-def _replies(items: object, file: str) -> list[Any]:
-    if not isinstance(items, list):
-        msg = f"--script {file!r} is a list of replies, not {type(items).__name__}"
-        raise UsageProblem(msg)
-    return [_reply(item, file) for item in items]
-
-
-def _reply(item: object, file: str) -> Any:
-    from stepengine.testing import tool_call, tool_calls
-
-    if isinstance(item, str):
-        return item
-    if isinstance(item, list):
-        return tool_calls(*[_reply(each, file) for each in item])
-    if isinstance(item, dict) and isinstance(item.get("tool"), str) and set(item) <= {"tool", "input", "text"}:
-        return tool_call(item["tool"], item.get("input") or {}, text=str(item.get("text") or ""))
-    msg = f'--script {file!r}: a reply is a text, a call {{"tool": "look", "input": {{}}}}, or a list of both, not {item!r}'
-    raise UsageProblem(msg)
 
 
 # --- texts ----------------------------------------------------------------------------------------------------------

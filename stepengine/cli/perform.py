@@ -32,6 +32,7 @@ from stepengine.errors import (
 if TYPE_CHECKING:
     from stepengine.cli.options import Options
     from stepengine.cli.screen.progress import Progress
+    from stepengine.data.questions import Question
     from stepengine.engine import Engine
     from stepengine.runtime.handle import RunHandle
 
@@ -51,6 +52,7 @@ __all__ = (
     "reason_of",
     "resume_hint",
     "tell_more",
+    "tell_questions",
     "watch_run",
 )
 
@@ -187,18 +189,23 @@ def tell_more(result: RunResult, options: Options) -> None:
     again = resume_hint(options, result.state.agent_id) if waits else ""
     if result.pending_questions and not options.journal:
         complain("this run was not recorded, so it cannot be resumed")
-    for question in result.pending_questions:
+    tell_questions(result.pending_questions, again)
+    _tell_waits(result, again)
+    if again and result.status is RunStatus.CANCELLED:
+        complain(f"go on with: {again}")
+    for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
+        complain(f"warning: {warning}")
+
+
+def tell_questions(questions: Iterable[Question], again: str) -> None:
+    """Print open questions, and how they are answered where *again* is the command that resumes the run."""
+    for question in questions:
         choices = f" ({', '.join(question.options)})" if question.options else ""
         complain(f"question {question.id} waits for an answer: {question.text}{choices}")
         if again:
             complain(f"answer it with: {again} --answer {question.id}=TEXT")
         if again and question.id.startswith("doubt:"):
             complain(f"or say what came of it: {again} --answer {question.id}=result:TEXT-or-JSON")
-    _tell_waits(result, again)
-    if again and result.status is RunStatus.CANCELLED:
-        complain(f"go on with: {again}")
-    for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
-        complain(f"warning: {warning}")
 
 
 def _tell_waits(result: RunResult, again: str) -> None:
@@ -261,6 +268,7 @@ def options_again(options: Options, agent_id: str = "") -> list[str]:
         "--price": options.price,
         "--cwd": "" if options.cwd == Path() else str(options.cwd),
         "--workspace": options.workspace,
+        "--script": options.script,
         "--web": options.web,
         "--config": "" if options.config is None else str(options.config),
     }

@@ -52,6 +52,7 @@ __all__ = (
     "latest",
     "recorded_as",
     "runs_folder",
+    "script_again",
     "with_record",
 )
 
@@ -355,9 +356,10 @@ def with_record(options: Options, entry: RecordedRun) -> Options:
         agent=options.agent or (file if place is not None and place.file.is_file() else ""),
         cwd=options.cwd if options.cwd != Path() else Path(entry.text("options", "cwd") or entry.text("cwd")),
         workspace=options.workspace or entry.text("options", "workspace"),
-        base_url=options.base_url or entry.text("options", "base_url"),
+        base_url=options.base_url or ("" if options.script else entry.text("options", "base_url")),
         api_key_env=options.api_key_env or entry.text("options", "api_key_env"),
         price=options.price or entry.text("options", "price"),
+        script=script_again(options, entry),
         served=(entry.text("options", "model"), *map(str, (recorded.get("models") or {}).values())),
         web=options.web or entry.text("options", "web"),
         write=options.write or recorded.get("write") is True,
@@ -367,6 +369,12 @@ def with_record(options: Options, entry: RecordedRun) -> Options:
         asks=recorded.get("asks") is True,
         config=options.config or (Path(config) if config else None),
     )
+
+
+def script_again(options: Options, entry: RecordedRun) -> str:
+    """Return the script that was typed, or recorded where no model was typed in its place."""
+    is_live = any((options.model, options.base_url, options.api_key_env))
+    return options.script or ("" if is_live else entry.text("options", "script"))
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
@@ -500,6 +508,7 @@ def _companion(
             "base_url": ANY.text(USER.sub("//", options.base_url)),
             "api_key_env": ANY.text(options.api_key_env),
             "price": options.price,
+            "script": str(Path(options.script).absolute()) if options.script else "",
             "cwd": str(options.cwd.resolve()),
             "workspace": ANY.text(options.workspace),
             "write": options.write,

@@ -22,7 +22,7 @@ from typing import Any
 
 from stepengine.errors import DefinitionError
 
-__all__ = ("module_at", "module_with")
+__all__ = ("fresh_module_at", "module_at", "module_with")
 
 PREFIX = "stepengine_agents_"
 OWN = "stepengine"
@@ -42,15 +42,20 @@ def module_at(file: Path) -> ModuleType:
     if not resolved.stem.isidentifier():
         msg = f"{file}: an agent file is called like a Python module, such as 'code_reviewer.py'"
         raise DefinitionError(msg)
-    package = f"{PREFIX}{sha256(str(resolved.parent).encode()).hexdigest()[:8]}"
+    return importlib.import_module(f"{_package_of(resolved.parent)}.{resolved.stem}")
+
+
+def _package_of(folder: Path) -> str:
+    """Return the name of the package that the modules of a folder are loaded below."""
+    package = f"{PREFIX}{sha256(str(folder).encode()).hexdigest()[:8]}"
     if package not in sys.modules:
         module = ModuleType(package)
-        module.__path__ = [str(resolved.parent)]
+        module.__path__ = [str(folder)]
         sys.modules[package] = module
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     _forget_folders()
-    return importlib.import_module(f"{package}.{resolved.stem}")
+    return package
 
 
 def _forget_folders() -> None:
@@ -73,7 +78,25 @@ def module_with(file: Path, source: bytes) -> ModuleType:
     Raises:
         Exception: whatever the code raises, ``SyntaxError`` included.
     """
-    package = module_at(file).__name__.partition(".")[0]
+    return _run_source(module_at(file).__name__.partition(".")[0], file, source)
+
+
+def fresh_module_at(file: Path) -> ModuleType:
+    """
+    Return a new module of a file as it is now; it imports its neighbours as an agent file does, and may have any name.
+
+    Raises:
+        OSError: when the file cannot be read.
+        Exception: whatever the code raises, ``SyntaxError`` included.
+    """
+    resolved = file.resolve()
+    module = _run_source(_package_of(resolved.parent), resolved, resolved.read_bytes())
+    # Nothing finds it by its name later, and what it holds (scripted errors with their frames) is released with it.
+    sys.modules.pop(module.__name__, None)
+    return module
+
+
+def _run_source(package: str, file: Path, source: bytes) -> ModuleType:
     name = f"{package}.{file.resolve().stem}_{sha256(source).hexdigest()[:12]}"
     loader = _GivenLoader(name, str(file.resolve()))
     loader.source = source

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import re
 import sys
@@ -18,6 +17,7 @@ from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.state import RunResult
+from stepengine.engine.beside import fresh_module_at
 from stepengine.errors import DataError
 from stepengine.journal import Journal
 from stepengine.journal.programs import asked_in, program_of
@@ -184,17 +184,13 @@ def function_at(place: str, root: Path | None = None) -> Callable[..., object]:
 
 def member_of(file: Path, name: str) -> Any:
     """
-    Return what the Python file *file* calls *name*.
+    Return what the Python file *file* calls *name*. It may import its neighbours, as an agent file may.
 
     Raises:
         DataError: when it cannot be loaded, or holds nothing of that name.
     """
-    spec = importlib.util.spec_from_file_location(file.stem, file)
     try:
-        assert spec is not None  # noqa: S101 - its name ends with .py
-        assert spec.loader is not None  # noqa: S101
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = fresh_module_at(file)
     except (Exception, SystemExit) as error:
         msg = f"{file} cannot be loaded: {type(error).__name__}: {error}"
         raise DataError(msg) from error

@@ -412,10 +412,26 @@ def equals(expected: object) -> Criterion:
     return _make_criterion("equals", check, expected)
 
 
+def _refuse_structured(run: JudgedRun, check: str) -> None:
+    """
+    Raise where a check of the text would ignore the output.
+
+    Raises:
+        DataError: when the output is not a text.
+    """
+    if run.output is not None and not isinstance(run.output, str):
+        msg = (
+            f"{check}() reads the text of a run, and the output of this one is {_shorten(run.output)}. "
+            "Check it with equals(...), fits(...) or a function: lambda run: run.output[...] == ..."
+        )
+        raise DataError(msg)
+
+
 def contains(*words: str) -> Criterion:
     """Return a check that the text of the run holds every one of *words*, however they are written."""
 
     def check(run: JudgedRun) -> Verdict:
+        _refuse_structured(run, "contains")
         missing = [word for word in words if word.casefold() not in run.text.casefold()]
         return _holds(not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shorten(run.text)}")
 
@@ -440,6 +456,7 @@ def matches(pattern: str) -> Criterion:
         raise DataError(msg) from None
 
     def check(run: JudgedRun) -> Verdict:
+        _refuse_structured(run, "matches")
         try:
             search.validate_python(run.text)
         except ValidationError:

@@ -14,7 +14,6 @@ from stepengine.cli.journals import find_journal
 from stepengine.cli.judging import (
     Budget,
     CheckText,
-    ScriptFile,
     Simulate,
     Tools,
     Yes,
@@ -23,12 +22,12 @@ from stepengine.cli.judging import (
     clean_lines,
     clean_report,
     interrupted_or,
-    models_of_script,
     purse_of,
     to_the_end,
 )
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import dumps, say
+from stepengine.cli.scripts import ScriptFile, models_of_script
 from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:

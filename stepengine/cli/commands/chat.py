@@ -39,6 +39,7 @@ from stepengine.cli.recording import (
     entries,
     find_recorded,
     history_file,
+    script_again,
     with_record,
 )
 from stepengine.cli.screen.console import DIGITS, NO, QUIT, YES, Screen, TypedLines, console_on, follow, show_markdown
@@ -46,6 +47,7 @@ from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.progress import diff_lines
 from stepengine.cli.screen.prompt import PASTED, SOON, Above, Prompt, PromptHistory, attached, shell_output
 from stepengine.cli.screen.render import cut, message_of, money, one_line, tokens, visible
+from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode
 from stepengine.data.definition import AgentDefinition, normalised_id
@@ -131,6 +133,7 @@ def chat(
         bool, typer.Option("--plain", help="Read and show plain lines, as where there is no terminal.")
     ] = False,
     model: Model = None,
+    script: ScriptFile = "",
     no_journal: NoJournal = False,
     code_mode: CodeMode = False,
     ask_for_more: AskForMore = False,
@@ -153,6 +156,9 @@ def chat(
       stepengine chat --resume
       stepengine chat --resume 20260301T080000Z-1a2b3c
 
+    Without a model and a key, each turn gets the replies of a file from the first on:
+      stepengine chat ./agents/mine.py --script replies.json
+
     Without a terminal nobody can be asked, so that nothing is changed:
       printf 'Which files are there?\n' | stepengine chat
     """
@@ -165,10 +171,12 @@ def chat(
         or (before and (before.text("agent", "file") or before.text("agent", "id")))
         or "coder"
     )
+    if before is not None:
+        script = script_again(attrs.evolve(options, model=model, script=script), before)
     code_mode = code_mode or (before is not None and before.flag("options", "code_mode"))
     ask_for_more = ask_for_more or (before is not None and before.flag("options", "ask_for_more"))
     options = attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal, code_mode=code_mode)
-    options = attrs.evolve(options, ask_for_more=ask_for_more)
+    options = attrs.evolve(options, ask_for_more=ask_for_more, script=script)
     options = options.in_force()
     history = None if before is None else _left_by(before, options)
     # What the tools may do is asked about, call by call, and the console itself shows the run.
@@ -288,7 +296,9 @@ class Chat:
         code = Exit.COMPLETED
         self._terminal.say(f"{self._agent.id}: {one_line(self._agent.description, 200)}".rstrip(": "))
         self._terminal.say(HELP)
-        if not (self._options.models or self._options.settings.get("model") or self._agent.model):
+        if not (
+            self._options.script or self._options.models or self._options.settings.get("model") or self._agent.model
+        ):
             self._terminal.say(NO_MODEL, "yellow")
         async with self._engines:
             self._engines.enter_context(_leave_at_sigterm())

@@ -30,9 +30,9 @@ from attrs import frozen
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import journal_at, name_of, new_journal, on_journal, recorded_agent
-from stepengine.cli.judging import script_of
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import counted, cut, money, say
+from stepengine.cli.scripts import script_of
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
 from stepengine.data.outcomes import Failure

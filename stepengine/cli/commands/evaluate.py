@@ -23,19 +23,18 @@ from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.judging import (
     Budget,
-    ScriptFile,
     Yes,
     clean_lines,
     clean_report,
     cleaner,
     confirm,
     interrupted_or,
-    models_of_script,
     purse_of,
     to_the_end,
 )
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.render import dumps, say, visible
+from stepengine.cli.scripts import ScriptFile, models_of_script
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import DataError, JournalError

@@ -16,7 +16,6 @@ from stepengine.cli.judging import (
     Budget,
     Fresh,
     RerunCase,
-    ScriptFile,
     Simulate,
     Tools,
     Yes,
@@ -25,12 +24,12 @@ from stepengine.cli.judging import (
     clean_lines,
     clean_report,
     interrupted_or,
-    models_of_script,
     purse_of,
     to_the_end,
 )
 from stepengine.cli.options import Files, Options, with_options
 from stepengine.cli.screen.render import cut, dumps, say, visible
+from stepengine.cli.scripts import ScriptFile, models_of_script
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DataError, StepEngineError
 

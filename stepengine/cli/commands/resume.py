@@ -25,12 +25,14 @@ from stepengine.cli.journals import (
     recorded_agent,
 )
 from stepengine.cli.options import Answers, File, Last, Options, Sign, TrustAnswers, with_options
-from stepengine.cli.perform import print_result
+from stepengine.cli.perform import print_result, resume_hint, tell_questions
 from stepengine.cli.recording import RunRecording, recorded_as
 from stepengine.cli.screen.render import is_terminal, visible
+from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 from stepengine.data.json import compact
+from stepengine.errors import MissingKey, UnknownModel
 
 if TYPE_CHECKING:
     from stepengine.data.questions import AnswerLike, Question
@@ -56,6 +58,7 @@ def resume(
         str, typer.Option(help="fail, retry or ask.", show_default="ask at a terminal, else fail")
     ] = "",
     on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
+    script: ScriptFile = "",
     now: Annotated[bool, typer.Option("--now", help="Wake it now, whatever time it sleeps until.")] = False,
     trust_answers: TrustAnswers = False,
     sign: Sign = "",
@@ -67,8 +70,10 @@ def resume(
     its result again. The agent is found by the id in FILE, as `stepengine run` finds ids, or given with --agent.
 
     A run that `stepengine runs` lists takes over what it was started with and what is not typed again: the agent's file,
-    --base-url, --cwd, --write, --shell, --web and --config. For any other FILE these are given again. The models and
+    --script, --base-url, --cwd, --write, --shell, --web and --config. For any other FILE these are given again. The models and
     the limits stand in FILE itself; --model takes others from here on. Never taken over: --json, --quiet, --verbose.
+
+    With --script no model is asked and no key is needed: the run gets the replies behind those in its record.
 
     Examples:
       stepengine resume --last --answer q3=yes
@@ -98,7 +103,7 @@ def resume(
     if answer or trust_answers:
         refuse_inside("resume --answer" if answer else "resume --trust-answers")
     how = GoingOn(in_doubt or ("ask" if can_ask() else "fail"), on_divergence)
-    options = attrs.evolve(options, journal=file, last=last)
+    options = attrs.evolve(options, journal=file, last=last, script=script)
     return on_journal(
         options,
         lambda options: _resume(options, answer or (), how, trusts=trust_answers, now=now, sign=sign),
@@ -164,6 +169,12 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: b
         given |= looked_at(history, given)
     asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again, now=now)
     models = options.models or None
-    run = follow_run(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits, agent_models=models))
+    try:
+        run = follow_run(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits, agent_models=models))
+    except (MissingKey, UnknownModel):
+        # Nothing was shown yet, and whoever sets a key wants to know what for.
+        waiting = [question for _, question in history.open_questions().values() if question.id not in given]
+        tell_questions(waiting, resume_hint(options, agent.id))
+        raise
     RunRecording(journal, recorded_as(options.journal)).ended(run.result)
     return print_result(run, options, bench)

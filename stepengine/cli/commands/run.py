@@ -15,6 +15,7 @@ from stepengine.cli.exits import Exit
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, Sign, with_options
 from stepengine.cli.perform import perform, print_result
 from stepengine.cli.recording import RunRecording
+from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode
 
@@ -32,6 +33,7 @@ def run(
     *,
     params: Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
     model: Model = None,
+    script: ScriptFile = "",
     max_steps: Annotated[
         int, typer.Option(help="Model steps that the run may take; 0 for the agent's own limit.", min=0)
     ] = 0,
@@ -87,6 +89,7 @@ def run(
       editor=openai/gpt-5             for one agent, also beside one for all
       llama3.2 --base-url URL         anything else that speaks Chat Completions
       --api-key-env NAME, --price 0   its key, and what it costs
+      --script replies.json           no model and no key: replies from a file, from the first on
 
     Keys come from the environment; `stepengine models` lists the providers and their variables.
     """
@@ -103,6 +106,7 @@ def run(
         prompt=prompt,
         params=params,
         model=model,
+        script=script,
         max_steps=max_steps,
         ask_for_more=ask_for_more,
         journal=journal,

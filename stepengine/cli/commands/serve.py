@@ -25,9 +25,9 @@ from stepengine.cli.commands.deployment import database_of, report_problems
 from stepengine.cli.commands.undo import root_of
 from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.judging import ScriptFile, run_script_of
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.running_studios import announced_studio
+from stepengine.cli.scripts import ScriptFile, refuse_two_models, run_script_of
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import ToolRequest, with_held
 from stepengine.data.visible import visible
@@ -263,9 +263,7 @@ def _check_reach(wanted: Served) -> None:
 def _check_script(options: Options, wanted: Served) -> None:
     if not options.script:
         return
-    if options.base_url:
-        msg = "--script and --base-url name two kinds of models; give one of them"
-        raise UsageProblem(msg)
+    refuse_two_models(options)
     if _function_of(wanted.module):
         msg = f"--script stands in for the models of agents in files; {wanted.module} makes an engine with models of its own"
         raise UsageProblem(msg)
@@ -369,7 +367,6 @@ def engine_of(
         is_new=True,
         asks_nobody=True,
         headless=False,
-        script=script,
         tools=offered.tools,
     )
     return bench.engine, offered.schedules

@@ -12,9 +12,9 @@ from attrs import frozen
 
 from stepengine.cli.commands.serve import Served, serve_runs
 from stepengine.cli.exits import Exit
-from stepengine.cli.judging import ScriptFile
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.running_studios import links_of_studios
+from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 

@@ -1,0 +1,100 @@
+"""Scripts: files with the replies that a run gets in place of a model, so that it needs no key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepengine.cli.settings import UsageProblem
+
+if TYPE_CHECKING:
+    from stepengine.cli.options import Options
+    from stepengine.testing import RunScript
+
+__all__ = ("ScriptFile", "models_of_script", "refuse_two_models", "run_script_of", "script_of")
+
+ScriptFile = Annotated[
+    str,
+    typer.Option(
+        "--script",
+        help="Replies in place of a model: a list in JSON or YAML, or `replies` in a .py file.",
+        metavar="FILE",
+    ),
+]
+
+
+def refuse_two_models(options: Options) -> None:
+    """
+    Raise where both a script and a server would answer.
+
+    Raises:
+        UsageProblem: when ``--script`` and ``--base-url`` are both given.
+    """
+    if options.script and options.base_url:
+        msg = "--script and --base-url name two kinds of models; give one of them"
+        raise UsageProblem(msg)
+
+
+def models_of_script(file: str) -> Callable[[], object] | None:
+    """
+    Return what gives a scripted model that starts at the first reply; ``None`` without a script; errors as ``script_of``.
+    """
+    from stepengine.testing import ScriptedModel
+
+    if not file:
+        return None
+    replies = script_of(file)
+    return lambda: ScriptedModel(replies)
+
+
+def run_script_of(file: str) -> RunScript:
+    """Return what answers each run with the replies of a script from its beginning; errors as ``script_of``."""
+    from stepengine.testing import RunScript
+
+    return RunScript(script_of(file), source=Path(file).name)
+
+
+def script_of(file: str) -> Any:
+    """
+    Return the replies of a script, as ``ScriptedModel`` takes them.
+
+    A ``.py`` file holds them as ``replies``; any other one is a list, in JSON or YAML, of texts, of calls
+    ``{"tool": "look", "input": {...}, "text": "..."}``, and of lists of both for one reply.
+
+    Raises:
+        UsageProblem: when that cannot be read.
+    """
+    from stepengine.errors import DataError
+    from stepengine.judging.checks import member_of, value_of
+    from stepengine.testing import ScriptedModel
+
+    try:
+        replies = member_of(Path(file), "replies") if file.endswith(".py") else _replies(value_of(Path(file)), file)
+        ScriptedModel(replies)
+    except DataError as error:
+        msg = f"--script {file!r}: {error.message}"
+        raise UsageProblem(msg) from None
+    return replies
+
+
+def _replies(items: object, file: str) -> list[Any]:
+    if not isinstance(items, list):
+        msg = f"--script {file!r} is a list of replies, not {type(items).__name__}"
+        raise UsageProblem(msg)
+    return [_reply(item, file) for item in items]
+
+
+def _reply(item: object, file: str) -> Any:
+    from stepengine.testing import tool_call, tool_calls
+
+    if isinstance(item, str):
+        return item
+    if isinstance(item, list):
+        return tool_calls(*[_reply(each, file) for each in item])
+    if isinstance(item, dict) and isinstance(item.get("tool"), str) and set(item) <= {"tool", "input", "text"}:
+        return tool_call(item["tool"], item.get("input") or {}, text=str(item.get("text") or ""))
+    msg = f'--script {file!r}: a reply is a text, a call {{"tool": "look", "input": {{}}}}, or a list of both, not {item!r}'
+    raise UsageProblem(msg)

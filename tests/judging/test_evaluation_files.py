@@ -1,0 +1,63 @@
+"""
+Evaluation files: what they may import, and checks that do not fit the output.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine.cli.app import app
+
+EVALUATION = """
+from stepengine import AgentDefinition
+from stepengine.judging import Case, Evaluation, contains, matches
+
+from words import WORDS
+
+
+def handle_steps(ctx):
+    return OUTPUT
+    yield
+
+
+evaluation = Evaluation(
+    "words",
+    cases=[Case("one", "Go", checks=[contains(*WORDS), matches("l+")])],
+    agents={"one": AgentDefinition("one", handle_steps=handle_steps)},
+)
+"""
+
+
+def evaluated(folder: Path, monkeypatch: pytest.MonkeyPatch, output: object, name: str) -> tuple[int, dict[str, str]]:
+    monkeypatch.chdir(folder)
+    Path("words.py").write_text("WORDS = ['hello']\n")
+    Path(name).write_text(EVALUATION.replace("OUTPUT", repr(output)))
+    done = CliRunner().invoke(app, ["eval", name, "--yes", "--json", "--out", "out"])
+    assert done.stdout, done.stderr
+    told = json.loads(Path("out/results.json").read_text())
+    (sample,) = told["cases"][0]["samples"]
+    return done.exit_code, {name: f"{score['state']} {score['reason']}" for name, score in sample["scores"].items()}
+
+
+@pytest.mark.spec("judging:JG150")
+@pytest.mark.parametrize("name", ["words_eval.py", "my-words.py"])
+def test_an_evaluation_file_imports_its_neighbours(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = evaluated(tmp_path, monkeypatch, "hello", name)
+
+    assert (0, {"contains": "ok ", "matches": "ok "}) == (code, said)
+
+
+@pytest.mark.spec("judging:JG150")
+def test_a_check_of_the_text_is_broken_where_the_output_is_structured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, said = evaluated(tmp_path, monkeypatch, {"greeting": "hello"}, "words_eval.py")
+
+    assert 1 == code
+    for check in ("contains", "matches"):
+        assert said[check].startswith(f"broken DataError: {check}() reads the text of a run")
+        assert "equals(...), fits(...)" in said[check]
