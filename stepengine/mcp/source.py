@@ -27,7 +27,7 @@ from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
 from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
 from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
-from stepengine.mcp.asking import STYLE, ServerQuestions
+from stepengine.mcp.asking import STYLE, ServerQuestions, bounded_requests
 from stepengine.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
 from stepengine.mcp.listing import (
     ListedTool,
@@ -444,7 +444,9 @@ class McpTools:
         self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
     ) -> ToolResult:
         if isinstance(outcome, Wanted):
-            waits = {"requests": outcome.requests, "state": outcome.state, "ticket": ticket, "style": STYLE}
+            waits = {**self._next_round(outcome, ticket), "style": STYLE}
+            if "error" in waits:
+                return error_result(waits["error"])
             return ToolResult.json(freeze_object(waits), status="pending")
         wrong = _broken_promise(connection, listed, outcome)
         return error_result(wrong) if wrong else result_of(outcome, self._channel, page=listed.page)
@@ -553,9 +555,17 @@ class McpTools:
             if call is not None and call.task.done():
                 connection.closed(ticket)
         if isinstance(outcome, Wanted):
-            return {"requests": outcome.requests, "state": outcome.state, "ticket": ticket}
+            return self._next_round(outcome, ticket)
         wrong = _broken_promise(connection, listed, outcome)
         return {"error": wrong} if wrong else {"result": outcome}
+
+    def _next_round(self, wanted: Wanted, ticket: str) -> dict[str, Any]:
+        """Return the requests of a server as a record stores them, or an error when they are too large."""
+        try:
+            requests = bounded_requests(self.name, wanted.requests, wanted.state)
+        except ToolError as error:
+            return {"error": error.message}
+        return {"requests": requests, "state": wanted.state, "ticket": ticket}
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
