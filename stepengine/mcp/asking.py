@@ -35,8 +35,7 @@ __all__ = ("STYLE", "ServerQuestions", "bounded_requests", "roots_of")
 DECLINED: Mapping[str, Any] = {"action": "decline"}
 YES, NO, DEFAULT = "yes", "no", "default"
 TOO_LARGE = "too_large"
-"""The member of a recorded request that says why it is declined without asking anyone."""
-SAMPLING = "sampling/createMessage"
+"""The only member of what is recorded of a request that is too large: its answer, for which no one is asked."""
 STYLE = 2
 """How questions are asked now: with limits, defaults and the titles of choices."""
 SHOWN_CHOICES = 20
@@ -71,9 +70,9 @@ class ServerQuestions:
         answers: dict[str, object] = {}
         for key, request in sorted(requests.items()):
             params = request.get("params", request)
-            if TOO_LARGE in request:
-                is_for_model = request["method"] == SAMPLING
-                answers[key] = {"error": request[TOO_LARGE]} if is_for_model else DECLINED
+            # A request that came over the wire always has another member.
+            if set(request) == {TOO_LARGE}:
+                answers[key] = request[TOO_LARGE]
                 continue
             if style > 1 and request.get("method") == "roots/list":
                 # Which they are, and whether any are told, stands in no record: another machine has others.
@@ -189,7 +188,8 @@ def bounded_requests(server: str, requests: Mapping[str, Any], state: str | None
         if size > left:
             reason = f"the request has {size:,} bytes, and {max(left, 0):,} of {REQUEST_BYTES:,} are left"
             LOGGER.warning("the MCP server %r sent a request that is declined: %s", server, reason)
-            kept[key] = {"method": request.get("method"), TOO_LARGE: reason}
+            is_for_model = "messages" in request.get("params", request)
+            kept[key] = {TOO_LARGE: {"error": reason} if is_for_model else DECLINED}
         else:
             left -= size
             kept[key] = request

@@ -263,3 +263,19 @@ async def test_a_server_whose_own_state_is_too_large_ends_the_call_and_not_the_r
 
     assert RunStatus.COMPLETED == result.status
     assert "asked for more than 65,536 bytes of requests in one call" in texts(result)[0]
+
+
+@PROTOCOLS
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_conversation_for_the_model_that_is_too_large_is_refused_and_the_model_is_not_called(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    model = ScriptedModel([tool_call("small__poem", {"about": "x" * 70_000}), "ok"])
+
+    async with Engine([agent(near(sampling=True, protocol=protocol))], models=model) as engine:
+        result = await engine.run("worker", "Write.")
+
+    assert RunStatus.COMPLETED == result.status
+    assert "error" == result.tool_calls[0].result.status
+    assert "ValidationError" not in texts(result)[0]
+    assert 2 == len(model.calls)
