@@ -37,6 +37,8 @@ CHARS_PER_TOKEN = 4
 
 # results
 PARTS = 100
+PAGE_SCHEME, PAGE_ADDRESS_CHARS = "ui://", 2_000
+"""How the address of a server's page starts, and how long it may be."""
 ERROR_CHARS = 4_000
 CHALLENGE_CHARS = 300
 """How much is shown of what a refusal says about signing in."""
@@ -47,6 +49,10 @@ FIELDS = 25
 """From how many on it is asked first whether the form is to be filled in at all."""
 OPTIONS = 50
 """From how many on a choice is asked for as text."""
+REQUEST_BYTES = 64 * 1024
+"""How much one round of requests may have. It is recorded as the result of a tool, which is cut at 100,000 characters."""
+STUBS_BYTES = 16 * 1024
+"""How much what is recorded of declined requests may have beside them."""
 ROUNDS = 10
 TRIES = 3
 SAMPLED_TOKENS = 8_192

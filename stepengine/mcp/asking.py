@@ -12,18 +12,30 @@ from typing import Any
 
 from attrs import frozen
 
-from stepengine.data.json import freeze
+from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelSettings
 from stepengine.data.visible import visible
 from stepengine.data.yields import Ask, Complete
-from stepengine.errors import DataError, StepEngineError
-from stepengine.mcp._caps import FIELDS, OPTIONS, QUESTION_CHARS, ROUNDS, SAMPLED_TOKENS, TRIES
+from stepengine.errors import DataError, StepEngineError, ToolError
+from stepengine.mcp._caps import (
+    FIELDS,
+    OPTIONS,
+    QUESTION_CHARS,
+    REQUEST_BYTES,
+    ROUNDS,
+    SAMPLED_TOKENS,
+    STUBS_BYTES,
+    TRIES,
+)
+from stepengine.runtime.logs import LOGGER
 
-__all__ = ("STYLE", "ServerQuestions", "roots_of")
+__all__ = ("STYLE", "ServerQuestions", "bounded_requests", "roots_of")
 
 DECLINED: Mapping[str, Any] = {"action": "decline"}
 YES, NO, DEFAULT = "yes", "no", "default"
+TOO_LARGE = "too_large"
+"""The only member of what is recorded of a request that is too large: its answer, for which no one is asked."""
 STYLE = 2
 """How questions are asked now: with limits, defaults and the titles of choices."""
 SHOWN_CHOICES = 20
@@ -58,6 +70,10 @@ class ServerQuestions:
         answers: dict[str, object] = {}
         for key, request in sorted(requests.items()):
             params = request.get("params", request)
+            # A request that came over the wire always has another member.
+            if set(request) == {TOO_LARGE}:
+                answers[key] = request[TOO_LARGE]
+                continue
             if style > 1 and request.get("method") == "roots/list":
                 # Which they are, and whether any are told, stands in no record: another machine has others.
                 answers[key] = {"roots": True}
@@ -157,6 +173,38 @@ class ServerQuestions:
     def responses(self, answers: Mapping[str, Any]) -> dict[str, Any]:
         """Return all answers as the package has them; one that is an error declines."""
         return {key: self.response(DECLINED if "error" in one else one) for key, one in answers.items()}
+
+
+def bounded_requests(server: str, requests: Mapping[str, Any], state: str | None) -> dict[str, Any]:
+    """
+    Return the requests of one round as a record can store them; those that are too large are marked, to be declined.
+
+    Raises:
+        ToolError: when what is left is too large even so.
+    """
+    left, kept = REQUEST_BYTES - _size_of(state or ""), dict[str, Any]()
+    for key, request in sorted(requests.items()):
+        size = _size_of({key: request})
+        if size > left:
+            reason = f"the request has {size:,} bytes, and {max(left, 0):,} of {REQUEST_BYTES:,} are left"
+            LOGGER.warning("the MCP server %r sent a request that is declined: %s", server, reason)
+            is_for_model = "messages" in request.get("params", request)
+            kept[key] = {TOO_LARGE: {"error": reason} if is_for_model else DECLINED}
+        else:
+            left -= size
+            kept[key] = request
+    if _size_of({"requests": kept, "state": state}) > REQUEST_BYTES + STUBS_BYTES:
+        msg = f"the MCP server {server!r} asked for more than {REQUEST_BYTES:,} bytes of requests in one call, so it was given up"
+        raise ToolError(msg)
+    return kept
+
+
+def _size_of(value: object) -> int:
+    """Return the size of JSON; what no record can store is too large."""
+    try:
+        return len(compact(freeze(value)).encode("utf-8", "surrogatepass"))
+    except DataError:
+        return REQUEST_BYTES + 1
 
 
 def roots_of(addresses: Sequence[str]) -> dict[str, Any]:

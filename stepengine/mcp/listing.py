@@ -22,6 +22,8 @@ from stepengine.errors import DataError, DefinitionError
 from stepengine.mcp._caps import (
     DESCRIPTION_CHARS,
     LIST_BYTES,
+    PAGE_ADDRESS_CHARS,
+    PAGE_SCHEME,
     PARTS,
     PROMPT_CHARS,
     PROMPTS,
@@ -33,7 +35,15 @@ from stepengine.mcp.names import tool_name
 from stepengine.mcp.sifting import ODD
 from stepengine.tooling.schemas import UNFIT_AT_TOP, UNFOLLOWED, SchemaInputs
 
-__all__ = ("ListedTool", "annotations_of", "digest_of", "listed_tools", "offered_prompts", "shown_text")
+__all__ = (
+    "ListedTool",
+    "annotations_of",
+    "digest_of",
+    "is_for_page_only",
+    "listed_tools",
+    "offered_prompts",
+    "shown_text",
+)
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -53,6 +63,7 @@ class ListedTool:
         hints: What the server says of it; nobody has to believe it.
         digest: SHA-256 of what the server sent of it.
         task: Whether a call of it is a task of the server's, whose result is waited for.
+        page: The ``ui://`` address of the page that shows its results; ``""`` for none.
     """
 
     name: str
@@ -62,12 +73,15 @@ class ListedTool:
     hints: JsonDict = attrs.field(converter=freeze_object)
     digest: str
     task: bool = False
+    page: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a journal keeps it: journals of before there were tasks know no such member."""
+        """Return the tool as a journal stores it, without members that have their default value."""
         form = {**attrs.asdict(self, recurse=False), "input_schema": thaw(self.input_schema), "hints": thaw(self.hints)}
         if not self.task:
             del form["task"]
+        if not self.page:
+            del form["page"]
         return form
 
     @classmethod
@@ -106,9 +120,14 @@ def listed_tools(
     Raises:
         DefinitionError: when two of them have one name here.
     """
-    wanted = [t for t in raw if (include is None or t["name"] in include) and t["name"] not in exclude]
+    chosen = [t for t in raw if (include is None or t["name"] in include) and t["name"] not in exclude]
+    wanted = [t for t in chosen if not is_for_page_only(t)]
     made: dict[str, ListedTool] = {}
     left_out: list[str] = []
+    if include is not None:
+        left_out += [
+            f"{_quote_tool_name(t)}: the server offers it to its own page only" for t in chosen if is_for_page_only(t)
+        ]
     if len(wanted) > TOOLS:
         left_out.append(f"{len(wanted) - TOOLS:,} tools after the first {TOOLS:,}")
     left = LIST_BYTES
@@ -161,7 +180,27 @@ def _list_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> ListedTo
         hints={k: v for k, v in (tool.get("annotations") or {}).items() if k.endswith("Hint") and isinstance(v, bool)},
         digest=digest_of(tool),
         task=is_task,
+        page=_page_of(tool),
     )
+
+
+def is_for_page_only(tool: Mapping[str, Any]) -> bool:
+    """Return True if the server offers a tool to its own page and not to models."""
+    visibility = _ui_of(tool).get("visibility")
+    return isinstance(visibility, list | tuple) and "app" in visibility and "model" not in visibility
+
+
+def _page_of(tool: Mapping[str, Any]) -> str:
+    address = _ui_of(tool).get("resourceUri")
+    fits = isinstance(address, str) and address.startswith(PAGE_SCHEME) and len(address) <= PAGE_ADDRESS_CHARS
+    return visible(str(address), strict=True) if fits else ""
+
+
+def _ui_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a tool declares for pages; no one has validated its metadata."""
+    meta = tool.get("_meta")
+    ui = meta.get("ui") if isinstance(meta, Mapping) else None
+    return ui if isinstance(ui, Mapping) else {}
 
 
 def odd_about(one: Mapping[str, Any]) -> str:

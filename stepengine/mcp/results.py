@@ -24,7 +24,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
-from stepengine.mcp._caps import ERROR_CHARS, PARTS
+from stepengine.mcp._caps import ERROR_CHARS, PAGE_SCHEME, PARTS
 from stepengine.tooling.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut
 from stepengine.tooling.schemas import JsonSchema
 
@@ -43,6 +43,8 @@ __all__ = (
 
 Channel: TypeAlias = Literal["once", "text", "structured"]
 """What a model is shown of a result that says something in texts and as a value."""
+PAGE = "mcp_page"
+"""The kind of the side effect that names a page for the result, or stores one."""
 BLOB = "mcp_blob"
 """The kind of the side effect that keeps bytes which no model can be shown."""
 
@@ -115,6 +117,34 @@ def blobs_in(blocks: Sequence[Mapping[str, object]]) -> tuple[SideEffect, ...]:
     return tuple(kept)
 
 
+def pages_in(content: Sequence[Mapping[str, Any]], page: str) -> tuple[SideEffect, ...]:
+    """
+    Return the pages of a result for the application: the texts and links with a ``ui://`` address, and *page*, its tool's own.
+    """
+    found = [SideEffect(PAGE, page)] if page else []
+    for block in content[:PARTS]:
+        address = _page_address(block)
+        text = (block.get("resource") or block).get("text")
+        if not address or (isinstance(text, str) and len(text) > DOCUMENT_BYTES):
+            continue
+        mime = str((block.get("resource") or block).get("mimeType") or "")
+        found.append(SideEffect(PAGE, address, {"mime_type": mime, "text": text} if isinstance(text, str) else None))
+    return tuple(found)
+
+
+def _page_address(block: Mapping[str, Any]) -> str:
+    """Return the ``ui://`` address of a block that is a page in text, or a link to a page; ``""`` for another block."""
+    resource = block.get("resource") if block.get("type") == "resource" else block
+    if (
+        block.get("type") not in ("resource", "resource_link")
+        or not isinstance(resource, Mapping)
+        or "blob" in resource
+    ):
+        return ""
+    address = str(resource.get("uri") or "")
+    return visible(address, strict=True) if address.startswith(PAGE_SCHEME) else ""
+
+
 def _is_base64(text: str) -> bool:
     try:
         base64.b64decode(text, validate=True)
@@ -123,13 +153,16 @@ def _is_base64(text: str) -> bool:
     return True
 
 
-def result_of(raw: Mapping[str, Any], channel: Channel = "once", *, as_before: bool = False) -> ToolResult:
+def result_of(
+    raw: Mapping[str, Any], channel: Channel = "once", *, page: str = "", as_before: bool = False
+) -> ToolResult:
     """
     Return the result of a call; media are kept within the caps of all tools, links stay text.
 
     Args:
         raw: What came over the wire.
         channel: What is shown of texts and a structured value.
+        page: The ``ui://`` address of the page of its tool; ``""`` for none.
         as_before: Whether the result stands in a journal of before blobs were kept.
     """
     content = raw.get("content") or ()
@@ -150,7 +183,7 @@ def result_of(raw: Mapping[str, Any], channel: Channel = "once", *, as_before: b
         ]
         return error_result("\n".join(texts) or "the server says that the call failed, and not why")
     blobs = () if as_before else blobs_in(content)
-    return as_result(ToolResult(tuple(parts), side_effects=blobs, structured=data))
+    return as_result(ToolResult(tuple(parts), side_effects=(*blobs, *pages_in(content, page)), structured=data))
 
 
 def _media_of(content: Sequence[Mapping[str, object]]) -> set[str]:
@@ -280,6 +313,8 @@ def content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
 
 def _part(block: Mapping[str, Any]) -> ResultPart:
     kind = block.get("type")
+    if address := _page_address(block):
+        return TextPart(f"[the page {address} is for people, and is left out]")
     if kind == "text":
         return TextPart(str(block.get("text", "")))
     if kind == "image":

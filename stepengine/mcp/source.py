@@ -27,9 +27,16 @@ from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
 from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
 from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
-from stepengine.mcp.asking import STYLE, ServerQuestions
+from stepengine.mcp.asking import STYLE, ServerQuestions, bounded_requests
 from stepengine.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
-from stepengine.mcp.listing import ListedTool, annotations_of, digest_of, listed_tools, offered_prompts
+from stepengine.mcp.listing import (
+    ListedTool,
+    annotations_of,
+    digest_of,
+    is_for_page_only,
+    listed_tools,
+    offered_prompts,
+)
 from stepengine.mcp.names import check_server_name
 from stepengine.mcp.notices import LEVELS, LogLevel, Notice
 from stepengine.mcp.offering import prompt_tool, resource_tools
@@ -437,10 +444,12 @@ class McpTools:
         self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
     ) -> ToolResult:
         if isinstance(outcome, Wanted):
-            waits = {"requests": outcome.requests, "state": outcome.state, "ticket": ticket, "style": STYLE}
+            waits = {**self._next_round(outcome, ticket), "style": STYLE}
+            if "error" in waits:
+                return error_result(waits["error"])
             return ToolResult.json(freeze_object(waits), status="pending")
         wrong = _broken_promise(connection, listed, outcome)
-        return error_result(wrong) if wrong else result_of(outcome, self._channel)
+        return error_result(wrong) if wrong else result_of(outcome, self._channel, page=listed.page)
 
     # --- lists that change during a run -----------------------------------------------------------------------------------
 
@@ -500,14 +509,14 @@ class McpTools:
                 self.going_on, listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
             if "requests" not in outcome:
-                return self._recorded_result(outcome, style)
+                return self._recorded_result(listed, outcome, style)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
 
-    def _recorded_result(self, outcome: Mapping[str, Any], style: int) -> ToolResult:
+    def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any], style: int) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
-            return result_of(outcome["result"], self._channel, as_before=style == 1)
+            return result_of(outcome["result"], self._channel, page=listed.page, as_before=style == 1)
         return cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
 
     async def going_on(
@@ -546,9 +555,17 @@ class McpTools:
             if call is not None and call.task.done():
                 connection.closed(ticket)
         if isinstance(outcome, Wanted):
-            return {"requests": outcome.requests, "state": outcome.state, "ticket": ticket}
+            return self._next_round(outcome, ticket)
         wrong = _broken_promise(connection, listed, outcome)
         return {"error": wrong} if wrong else {"result": outcome}
+
+    def _next_round(self, wanted: Wanted, ticket: str) -> dict[str, Any]:
+        """Return the requests of a server as a record stores them, or an error when they are too large."""
+        try:
+            requests = bounded_requests(self.name, wanted.requests, wanted.state)
+        except ToolError as error:
+            return {"error": error.message}
+        return {"requests": requests, "state": wanted.state, "ticket": ticket}
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -633,9 +650,11 @@ class _ServerTool(Tool):
 
 
 def _digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the digests of definitions by name, leaving out definitions that no record can hold."""
+    """Return the digests of definitions by name, without tools that no record can hold or that only a page may call."""
     made: dict[str, str] = {}
     for tool in tools:
+        if is_for_page_only(tool):
+            continue
         with suppress(DataError):
             made[tool["name"]] = digest_of(tool)
     return made

@@ -62,6 +62,76 @@ async def called(foreign: Foreign, name: str = "look", **options: Any) -> Any:
     return result.tool_calls[0].result
 
 
+# --- pages of the server -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("visibility", "is_offered"), [(["app"], False), (["model"], True), (["model", "app"], True)])
+@pytest.mark.spec("interfaces:IF181")
+async def test_a_tool_that_only_the_page_of_the_server_may_call_is_not_offered_to_the_model(
+    visibility: list[str], is_offered: bool
+) -> None:
+    foreign = Foreign(described("look"), described("zoom", _meta={"ui": {"visibility": visibility}}))
+
+    _, model = await run(source_of(foreign))
+
+    assert ["srv__look", "srv__zoom"][: 1 + is_offered] == [one.name for one in model.calls[0].tools]
+
+
+@pytest.mark.parametrize("meta", [{"ui": 5}, {"ui": {"visibility": "app"}}, {"ui": {"resourceUri": 5}}, {"ui": None}])
+async def test_metadata_for_pages_that_is_odd_leaves_the_tool_as_it_is(meta: Any) -> None:
+    _, model = await run(source_of(Foreign(described("look", _meta=meta))))
+
+    assert ["srv__look"] == [one.name for one in model.calls[0].tools]
+
+
+@pytest.mark.spec("interfaces:IF181")
+async def test_a_tool_that_becomes_one_for_the_page_only_is_not_called_any_more() -> None:
+    foreign = Foreign(described("look"))
+
+    def hide(request: Any) -> Any:
+        foreign.tools = [described("look", _meta={"ui": {"visibility": ["app"]}})]
+        return tool_call("srv__look", {})
+
+    source = source_of(foreign)
+    async with Engine([worker(source)], models=ScriptedModel([hide, "ok", tool_call("srv__look", {}), "ok"])) as engine:
+        await engine.run("worker", GO)
+        result = await engine.run("worker", GO)
+
+    assert "error" == result.tool_calls[0].result.status
+    assert 1 >= len(foreign.called)
+
+
+@pytest.mark.spec("interfaces:IF181")
+async def test_an_included_tool_that_is_for_the_page_only_is_reported() -> None:
+    lines: list[str] = []
+    foreign = Foreign(described("zoom", _meta={"ui": {"visibility": ["app"]}}))
+
+    await run(source_of(foreign, include=["zoom"]), observers=[noting(lines)])
+
+    assert ["'zoom': the server offers it to its own page only"] == [line.partition("left out: ")[2] for line in lines]
+
+
+@pytest.mark.spec("interfaces:IF181")
+async def test_pages_of_a_result_are_in_its_metadata_and_not_in_what_the_model_reads() -> None:
+    html = types.TextResourceContents(uri="ui://srv/chart", mime_type="text/html;profile=mcp-app", text="<b>chart</b>")
+    link = types.ResourceLink(type="resource_link", name="more", uri="ui://srv/more")
+    page = types.EmbeddedResource(type="resource", resource=html)
+    foreign = Foreign(
+        described("look", _meta={"ui": {"resourceUri": "ui://srv/look"}}),
+        answers={"look": types.CallToolResult(content=[text("3 rows"), page, link])},
+    )
+
+    result = await called(foreign)
+
+    assert "3 rows" in result.text
+    assert "<b>" not in result.text
+    assert [
+        ("mcp_page", "ui://srv/look", None),
+        ("mcp_page", "ui://srv/chart", {"mime_type": "text/html;profile=mcp-app", "text": "<b>chart</b>"}),
+        ("mcp_page", "ui://srv/more", None),
+    ] == [(one.kind, one.target, one.details) for one in result.side_effects]
+
+
 # --- definitions that change ------------------------------------------------------------------------------------------
 
 

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import mcp_types as types
 import pytest
+from mcp.server import MCPServer
+from mcp.server.mcpserver.resolve import Elicit, Resolve
+from pydantic import create_model
 
 from stepengine import AgentDefinition, Answer, Engine, Limits, RunStatus
 from stepengine.journal import FileJournal, MemoryJournal
@@ -214,3 +217,65 @@ async def test_a_server_that_keeps_no_state_is_called_again_with_the_answers() -
 
 
 FORM = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+
+
+@PROTOCOLS
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_form_of_5000_fields_is_declined_with_a_reason_and_nobody_is_asked(
+    agent: Any, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    person = Person()
+    fields: dict[str, Any] = {f"field_{number}": (str, ...) for number in range(5_000)}
+    large = create_model("Large", **fields)
+
+    def ask_all() -> Elicit[Any]:
+        return Elicit("Fill this in", large)
+
+    async def order(what: str, said: Any) -> str:
+        return f"ordered {what}"
+
+    order.__annotations__["said"] = Annotated[large, Resolve(ask_all)]
+    ask_all.__annotations__["return"] = Elicit[large]
+    server = MCPServer("small")
+    server.tool()(order)
+
+    source = mcp_tools(server, name="small", protocol=protocol)
+    async with Engine([agent(source)], models=ordering(), interactor=person) as engine:
+        result = await engine.run("worker", "Order.")
+
+    assert RunStatus.COMPLETED == result.status
+    assert "AttributeError" not in texts(result)[0]
+    assert "declin" in texts(result)[0].lower()
+    assert [] == person.asked
+    assert "sent a request that is declined: the request has" in caplog.text
+
+
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_server_whose_own_state_is_too_large_ends_the_call_and_not_the_run(agent: Any) -> None:
+    request = types.ElicitRequest(
+        params=types.ElicitRequestFormParams(message="Size?", requested_schema={"type": "object", "properties": {}})
+    )
+    asked = types.InputRequiredResult(input_requests={"k": request}, request_state="x" * 200_000)
+    source = mcp_tools(Foreign(described("order"), answers={"order": asked}).server, name="small")
+
+    async with Engine([agent(source)], models=ordering(), interactor=Person()) as engine:
+        result = await engine.run("worker", "Order.")
+
+    assert RunStatus.COMPLETED == result.status
+    assert "asked for more than 65,536 bytes of requests in one call" in texts(result)[0]
+
+
+@PROTOCOLS
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_conversation_for_the_model_that_is_too_large_is_refused_and_the_model_is_not_called(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    model = ScriptedModel([tool_call("small__poem", {"about": "x" * 70_000}), "ok"])
+
+    async with Engine([agent(near(sampling=True, protocol=protocol))], models=model) as engine:
+        result = await engine.run("worker", "Write.")
+
+    assert RunStatus.COMPLETED == result.status
+    assert "error" == result.tool_calls[0].result.status
+    assert "ValidationError" not in texts(result)[0]
+    assert 2 == len(model.calls)
