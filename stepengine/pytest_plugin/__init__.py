@@ -18,11 +18,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stepengine.pytest_plugin.environment import with_placeholders
 from stepengine.pytest_plugin.network import NetworkBlocked, blocked
 from stepengine.pytest_plugin.orphans import Orphans
 from stepengine.pytest_plugin.places import ROOT, extra_of, file_of
@@ -37,7 +39,6 @@ from stepengine.pytest_plugin.settings import (
     requests_cassette,
     rules_of,
     uses,
-    with_placeholders,
 )
 from stepengine.pytest_plugin.snapshots import events_snapshot, request_snapshot, run_snapshot
 from stepengine.pytest_plugin.telling import (
@@ -243,7 +244,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     replays = not is_live(item) and all(r.replaying for r in recordings)
     blocks = replays and item.config.getoption("--stepengine-network") != "allow"
     try:
-        with blocked(_allowed_hosts(item) if blocks else None) as refused:
+        with blocked(_allowed_hosts(item) if blocks else None) as refused, _patch(item, recordings):
             result = yield
         _check(item, recordings)
         _raise_first([*everywhere, *refused])
@@ -255,6 +256,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     finally:
         told.lines += [f"{node_id(item)}: {account}" for r in recordings for account in r.accounts()]
     return result
+
+
+def _patch(item: pytest.Item, recordings: Sequence[Any]) -> AbstractContextManager[None]:
+    """Return the block in which the clients of a test marked ``patch=True`` use its cassette."""
+    if not marked(item).get("patch") or is_live(item):
+        return nullcontext()
+    from stepengine.testing.recordings import CassetteFixture
+
+    patch: AbstractContextManager[None] = next(r for r in recordings if isinstance(r, CassetteFixture)).patch()
+    return patch
 
 
 def _check(item: pytest.Item, recordings: Sequence[Any]) -> None:

@@ -48,6 +48,8 @@ __all__ = (
     "clean_events",
     "clean_url",
     "is_credential_exchange",
+    "is_presigned",
+    "is_telemetry",
     "joined_texts",
     "known_secrets",
     "vcr_config",
@@ -151,6 +153,14 @@ METADATA_HOSTS = frozenset({
     "100.100.100.200", "169.254.169.254", "169.254.170.2", "fd00:ec2::254", "metadata.google.internal", "metadata.internal",
     "oauth2.googleapis.com",
 })  # fmt: skip
+SIGNED_CREDENTIALS = re.compile(
+    r"(?:sts(?:-fips)?|cognito-identity(?:-fips)?|(?:portal|oidc)\.sso|oidc|signin)(?:\.[a-z0-9-]+)?\.amazonaws\.com(?:\.cn)?"
+)
+TELEMETRY = (("api.openai.com", "/v1/traces/ingest"),)
+TELEMETRY_HOST = re.compile(
+    r"(?:.+\.)?(?:api\.smith\.langchain\.com|logfire-(?:us|eu)\.pydantic\.dev|i\.posthog\.com|app\.posthog\.com"
+    r"|ingest\.(?:\w+\.)?sentry\.io|cloud\.langfuse\.com)"
+)
 TOKEN_PATHS = ("/token", "/oauth/access_token", "/oauth2/introspect", "/oauth2/revoke")
 KEPT_QUERY = frozenset({"after", "alt", "api-version", "before", "beta", "include", "limit", "order", "stream"})
 SHAPES = ANY
@@ -160,7 +170,7 @@ def known_secrets(headers: Headers) -> dict[str, str]:
     """Return the secret values that a request's *headers* carry, each with the name of its header."""
     found: dict[str, str] = {}
     for name, value in headers:
-        if name not in SECRET_HEADERS:
+        if name not in SECRET_HEADERS and name != "x-amz-security-token":
             continue
         scheme, _, credential = value.partition(" ")
         found[credential or value] = name
@@ -180,18 +190,36 @@ def is_credential_exchange(request: RecordedRequest) -> bool:
     """
     Return whether *request* deals in credentials, so that it is passed on and never recorded.
 
-    These are token requests of OAuth, cloud metadata, requests with a signature instead of a key (SigV4), and those that
-    carry a service account.
+    These are token requests of OAuth, cloud metadata, the services of AWS that hand out credentials, addresses that are signed
+    themselves, and requests that carry a service account.
     """
     parts = urlsplit(request.url)
     if (parts.hostname or "") in METADATA_HOSTS or parts.path.rstrip("/").endswith(TOKEN_PATHS):
         return True
-    if request.header("authorization").startswith("AWS4-") or request.header("x-amz-security-token"):
+    if SIGNED_CREDENTIALS.fullmatch(parts.hostname or "") or is_presigned(request):
         return True
     is_form = request.header("content-type").startswith("application/x-www-form-urlencoded")
-    if "x-amz-signature=" in parts.query.lower() or (is_form and b"grant_type=" in request.body):
+    if is_form and (b"grant_type=" in request.body or b"Action=AssumeRole" in request.body):
         return True
     return b'"private_key_id"' in request.body and b'"client_email"' in request.body
+
+
+def is_presigned(request: RecordedRequest) -> bool:
+    """Return whether the address of *request* is a credential itself: whoever knows it may read what is there."""
+    return "x-amz-signature=" in urlsplit(request.url).query.lower()
+
+
+def is_telemetry(request: RecordedRequest) -> bool:
+    """
+    Return whether *request* only reports to a service that collects traces, such as that of openai-agents.
+
+    Such requests hold times and ids of the run and come from threads that outlive it, so no recording of them would play again.
+    """
+    parts = urlsplit(request.url)
+    host, path = parts.hostname or "", parts.path
+    return any(
+        TELEMETRY_HOST.fullmatch(host) or (host == known and path.startswith(start)) for known, start in TELEMETRY
+    )
 
 
 def clean_url(url: str) -> str:

@@ -9,22 +9,30 @@ hands each piece of the reply to an ``Exchange``.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-
-import httpx2
 
 from stepengine.data.json import JsonDict
 from stepengine.testing.cassette import Cassette, CassetteMiss, LeftOut, Slot
 from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.cleaning import Cleaner, clean_url, is_credential_exchange, known_secrets
+from stepengine.testing.cleaning import (
+    Cleaner,
+    clean_url,
+    is_credential_exchange,
+    is_presigned,
+    is_telemetry,
+    known_secrets,
+)
 from stepengine.testing.stream_ends import stream_is_complete
 
-__all__ = ("PASSING", "Exchange", "Exchanges", "headers_from_raw", "sending", "start_exchange")
+__all__ = ("FRAMING", "PASSING", "Exchange", "Exchanges", "headers_from_raw", "sending", "start_exchange")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 NOT_RECORDED = frozenset({408, 409, 429})
 FIRST_SERVER_ERROR = 500
+# They describe the bytes of the original connection; a library frames those that it is given itself.
+FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})
 PASSING: ContextVar[bool] = ContextVar("PASSING", default=False)
 """Whether a request is on its way to the network through a transport that records it."""
 
@@ -166,6 +174,10 @@ class Exchanges:
         Raises:
             CassetteMiss: if there is none and nothing is recorded.
         """
+        if is_telemetry(request):
+            return NO_TELEMETRY if self.replaying else None
+        if is_credential_exchange(request) and not is_presigned(request):
+            return _made_up_token(request) if self.replaying else None
         if self._known is None:
             return None
         try:
@@ -178,13 +190,26 @@ class Exchanges:
 
     def start(self, request: RecordedRequest) -> Exchange | None:
         """Start to record a request that is sent; None for one that is not recorded."""
-        if self._fresh is None:
+        if self._fresh is None or is_telemetry(request):
             return None
         return start_exchange(self._fresh, request, record_errors=self._record_errors)
 
 
+NO_TELEMETRY = RecordedResponse(200, "OK", {"content-type": "application/json"}, b"{}")
+TOKEN = {"access_token": "replay", "token_type": "Bearer", "expires_in": 3600}
+
+
+def _made_up_token(request: RecordedRequest) -> RecordedResponse:
+    """Return a token for a program that replays. Other exchanges of credentials are answered with 404."""
+    if request.method != "POST":
+        return RecordedResponse(404, "Not Found", {"content-type": "application/json"}, b"{}")
+    return RecordedResponse(200, "OK", {"content-type": "application/json"}, json.dumps(TOKEN).encode())
+
+
 def _decompressed(encoding: str, pieces: list[bytes]) -> bytes:
     """Return the body without its compression, as far as it arrived."""
+    import httpx2
+
     decoded: list[bytes] = []
     reply = httpx2.Response(200, headers={"content-encoding": encoding}, content=iter(pieces))
     with contextlib.suppress(httpx2.DecodingError):

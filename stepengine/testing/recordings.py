@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -216,6 +217,19 @@ class CassetteFixture(Cassette):
         from stepengine.testing.transport import MixedTransport
 
         return MixedTransport(self, self.fresh, inner, cut, record_errors=self._record_errors)
+
+    def patch(self) -> AbstractContextManager[None]:
+        """
+        Return a block in which every client of this process uses this cassette, whoever makes it and whenever.
+
+        Raises:
+            DataError: when the block is entered while another cassette is used in this way.
+        """
+        from stepengine.testing.exchanges import Exchanges
+        from stepengine.testing.patching import patched
+
+        fresh = None if self.replaying else self.fresh
+        return patched(Exchanges(self, fresh, record_errors=self._record_errors), self._source)
 
     def clients(self, inner: object = None) -> Clients:
         """

@@ -9,19 +9,19 @@ of a test that records plays what the cassette knows; the rest goes to the netwo
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Iterator
 from functools import cached_property
 from random import Random
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
+import attrs
 import httpx2
 
 from stepengine.errors import DataError
 from stepengine.testing.cassette import Cassette, CassetteMiss
-from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse, is_json, is_stream
-from stepengine.testing.exchanges import Exchange, headers_from_raw, sending, start_exchange
+from stepengine.testing.cassette_files import Interaction, is_json
+from stepengine.testing.exchanges import Exchange, sending, start_exchange
+from stepengine.testing.httpx_exchanges import HttpxExchanges, event_pieces
 
 __all__ = (
     "Chunks",
@@ -33,10 +33,8 @@ __all__ = (
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Chunks: TypeAlias = Literal["events", "whole", "recorded", "random"] | int
-EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.DOTALL)
 MAX_RANDOM_CHUNK = 64
-# They described the bytes of the original connection; httpx2 frames the ones that are handed over.
-FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})
+OURS = HttpxExchanges(httpx2)
 
 
 class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
@@ -85,19 +83,14 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         return self._answer(request)
 
     def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        interaction = self.cassette.take(_recorded(request))
+        interaction = self.cassette.take(OURS.read_request(request))
         recorded = interaction.response
         stops = [n for n in (self._cut, self._reset_after) if n is not None]
         body = recorded.body[: min(stops)] if stops else recorded.body
         breaks = self._reset_after is not None and self._reset_after == min(stops)
         error = _reset(request, len(body)) if breaks else None
-        return httpx2.Response(
-            recorded.status,
-            headers=[(n, v) for n, v in recorded.headers if n not in FRAMING],
-            stream=_Played(self._pieces(body, interaction), error),
-            request=request,
-            extensions={"http_version": b"HTTP/1.1", **_reason(recorded)},
-        )
+        played: httpx2.Response = OURS.make_response(recorded, request, self._pieces(body, interaction), error)
+        return played
 
     def _pieces(self, body: bytes, interaction: Interaction) -> list[bytes]:
         if isinstance(self._chunks, int):
@@ -106,8 +99,8 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             return _random_pieces(body, self._random)
         if self._chunks == "recorded":
             return _recorded_pieces(body, interaction)
-        if self._chunks == "events" and is_stream(interaction.response):
-            return [piece for piece in EVENT.findall(body) if piece]
+        if self._chunks == "events":
+            return event_pieces(attrs.evolve(interaction.response, body=body))
         return [body] if body else []
 
 
@@ -147,7 +140,8 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         exchange = self._start(request)
         with sending(exchange):
             response = self.inner.handle_request(request)
-        return _watch(response, exchange)
+        watched: httpx2.Response = OURS.watch(response, exchange)
+        return watched
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Pass on the request of an async client."""
@@ -158,11 +152,12 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         exchange = self._start(request)
         with sending(exchange):
             response = await self.inner.handle_async_request(request)
-        return _watch(response, exchange)
+        watched: httpx2.Response = OURS.watch(response, exchange)
+        return watched
 
     def _start(self, request: httpx2.Request) -> Exchange | None:
         return start_exchange(
-            self.cassette, _recorded(request), record_errors=self._record_errors, keep_chunks=self._keep_chunks
+            self.cassette, OURS.read_request(request), record_errors=self._record_errors, keep_chunks=self._keep_chunks
         )
 
     def close(self) -> None:
@@ -174,72 +169,6 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         """Close the real transport."""
         if isinstance(self.inner, httpx2.AsyncBaseTransport):
             await self.inner.aclose()
-
-
-class _Played(httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """A recorded body, in pieces; *error* is raised after the last."""
-
-    def __init__(self, pieces: list[bytes], error: Exception | None) -> None:
-        self._pieces = pieces
-        self._error = error
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self._pieces
-        if self._error is not None:
-            raise self._error
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self:
-            yield piece
-
-
-class _Watched(httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """A live body that is passed on piece by piece and recorded."""
-
-    def __init__(self, stream: Any, exchange: Exchange) -> None:
-        self._stream = stream
-        self._exchange = exchange
-
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self._stream:
-            self._exchange.add(piece)
-            yield piece
-        self._exchange.end(read_to_end=True)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._stream:
-            self._exchange.add(piece)
-            yield piece
-        self._exchange.end(read_to_end=True)
-
-    def close(self) -> None:
-        self._exchange.end(read_to_end=False)
-        self._stream.close()
-
-    async def aclose(self) -> None:
-        self._exchange.end(read_to_end=False)
-        await self._stream.aclose()
-
-
-def _watch(response: httpx2.Response, exchange: Exchange | None) -> httpx2.Response:
-    """Return *response* with a body that records itself while it is read."""
-    headers = headers_from_raw(response.headers.raw)
-    if exchange is None or not exchange.start_reply(response.status_code, response.reason_phrase, headers):
-        return response
-    return httpx2.Response(
-        response.status_code,
-        headers=response.headers,
-        stream=_Watched(response.stream, exchange),
-        extensions=response.extensions,
-    )
-
-
-def _recorded(request: httpx2.Request) -> RecordedRequest:
-    return RecordedRequest(request.method, str(request.url), headers_from_raw(request.headers.raw), request.content)
-
-
-def _reason(response: RecordedResponse) -> dict[str, bytes]:
-    return {"reason_phrase": response.reason.encode("ascii", errors="replace")} if response.reason else {}
 
 
 def _reset(request: httpx2.Request, sent: int) -> httpx2.RemoteProtocolError:

@@ -219,3 +219,38 @@ def test_a_key_without_a_placeholder_is_explained(project, monkeypatch):
         "*KeyError: 'GROQ_API_KEY'*", "*a test that replays has placeholders for keys: the fixture `stepengine_cassette`*",
         "*monkeypatch.setenv('GROQ_API_KEY', 'replay')*",
     ])  # fmt: skip
+
+
+PROGRAM = """
+from openai import OpenAI
+
+client = OpenAI()
+
+def answer(prompt):
+    stream = client.chat.completions.create(model="m", messages=[{"role": "user", "content": prompt}], stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+"""
+
+UNCHANGED = """
+@pytest.mark.stepengine(patch=True)
+def test_one():
+    import program
+    assert program.answer("PROMPT") == "You said: PROMPT"
+"""
+
+
+@pytest.mark.spec("replay:Y20", "replay:Y6", "replay:Y12")
+def test_a_mark_records_and_replays_a_program_without_any_argument(project, server, pytester, monkeypatch):
+    pytester.makepyfile(program=PROGRAM)
+    body = UNCHANGED.replace("PROMPT", "hi")
+    recorded = project(body, RECORD)
+    recorded.assert_outcomes(passed=1)
+    recorded.stdout.fnmatch_lines([f"recorded {FILE}: 1 interaction"])
+    monkeypatch.delenv("OPENAI_API_KEY")
+    replayed = project(body)
+    replayed.assert_outcomes(passed=1)
+    replayed.stdout.no_fnmatch_line("*no test owns*")
+    edited = project(UNCHANGED.replace("PROMPT", "bye"))
+    edited.assert_outcomes(failed=1)
+    edited.stdout.fnmatch_lines(["*CassetteMiss*", '*/messages/0/content*recorded "hi"*now "bye"*'])
+    assert 1 == len(server.requests)

@@ -382,8 +382,7 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
     [
         ("/oauth/token", {}, b"{}"),
         ("/v1/sts", FORM, b"grant_type=refresh_token&refresh_token=abc"),
-        ("/model/x/invoke", {"authorization": "AWS4-HMAC-SHA256 Credential=AKIA/x, Signature=1"}, b"{}"),
-        ("/model/x/invoke", {"x-amz-security-token": "t"}, b"{}"),
+        ("/", FORM, b"Action=AssumeRoleWithWebIdentity&WebIdentityToken=abc"),
         ("/object?X-Amz-Signature=abc", {}, b""),
         ("/keys", {}, b'{"private_key_id": "1", "client_email": "a@b"}'),
     ],
@@ -395,3 +394,42 @@ def test_a_request_that_deals_in_credentials_is_answered_and_never_kept(server, 
         client.post(f"{server}/v1/messages", json={"text": "how does grant_type=refresh_token work?"})
 
     assert ["/v1/messages"] == [urlsplit(i.request.url).path for i in cassette.interactions]
+
+
+@pytest.mark.spec("replay:K15", "reliability:SC04")
+@pytest.mark.parametrize(
+    "host", ["sts.amazonaws.com", "sts.eu-west-1.amazonaws.com", "portal.sso.us-east-1.amazonaws.com"]
+)
+def test_a_service_that_hands_out_credentials_is_never_recorded(host):
+    cassette = Cassette()
+    live = httpx2.MockTransport(lambda _: httpx2.Response(200, json={"SecretAccessKey": PASSWORD}))
+    with httpx2.Client(transport=RecordTransport(live, cassette)) as client:
+        client.post(f"https://{host}/", headers={"authorization": "AWS4-HMAC-SHA256 Credential=AKIA/x, Signature=1"})
+    assert () == cassette.interactions
+
+
+@pytest.mark.spec("replay:K15", "reliability:SC04")
+def test_a_signed_model_call_is_recorded_without_its_signature(server, tmp_path):
+    """
+    Another signature and another session find it again.
+    """
+
+    def headers(word: str) -> dict[str, str]:
+        signature = f"AWS4-HMAC-SHA256 Credential=AKIA{word}/20260101, Signature={word * 8}"
+        return {
+            "authorization": signature,
+            "x-amz-security-token": f"session-{word * 4}",
+            "x-amz-date": "20260101T000000Z",
+        }
+
+    held = Cassette()
+    with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), held)) as client:
+        live = client.post(f"{server}/model/x/converse", json={"a": 1}, headers=headers("PLANT"))
+    assert "PLANTPLANT" in live.text
+    path = held.save(tmp_path / "c.yaml")
+    assert not re.search("PLANTPLANT|AKIAPLANT", path.read_text())
+    again = Cassette.load(path)
+    assert {"accept", "content-type"} == {name for name, _ in again.interactions[0].request.headers}
+    with httpx2.Client(transport=ReplayTransport(again)) as client:
+        client.post(f"{server}/model/x/converse", json={"a": 1}, headers=headers("OTHER"))
+    again.assert_all_used()

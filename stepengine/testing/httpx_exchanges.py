@@ -1,0 +1,128 @@
+"""
+Requests, replies and streams of httpx2, and of httpx, which has the same names.
+
+Both are modules with the same classes, but an object of one is none of the other. ``HttpxExchanges(module)`` reads and makes objects of
+one of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse, is_stream
+from stepengine.testing.exchanges import FRAMING, Exchange, headers_from_raw
+
+__all__ = ("HttpxExchanges", "event_pieces")
+__tracebackhide__ = True  # a failed test ends at its author's line
+
+EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.DOTALL)
+
+
+class HttpxExchanges:
+    """
+    Reads requests of one module and makes its responses.
+
+    Args:
+        module: ``httpx2`` or ``httpx``.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._played, self._watched = _stream_classes(module)
+
+    def read_request(self, request: Any) -> RecordedRequest:
+        """Return a request whose body has been read."""
+        return RecordedRequest(request.method, str(request.url), headers_from_raw(request.headers.raw), request.content)
+
+    def make_response(
+        self, reply: RecordedResponse, request: Any, pieces: list[bytes], error: Exception | None = None
+    ) -> Any:
+        """Return a response that plays *reply* in *pieces*; *error* is raised after the last."""
+        reason = {"reason_phrase": reply.reason.encode("ascii", errors="replace")} if reply.reason else {}
+        return self._module.Response(
+            reply.status,
+            headers=[(n, v) for n, v in reply.headers if n not in FRAMING],
+            stream=self._played(pieces, error),
+            request=request,
+            extensions={"http_version": b"HTTP/1.1", **reason},
+        )
+
+    def watch(self, response: Any, exchange: Exchange | None) -> Any:
+        """Return *response* with a body that records itself while it is read."""
+        headers = headers_from_raw(response.headers.raw)
+        if exchange is None or not exchange.start_reply(response.status_code, response.reason_phrase, headers):
+            return response
+        return self._module.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=self._watched(response.stream, exchange),
+            extensions=response.extensions,
+        )
+
+
+def event_pieces(reply: RecordedResponse) -> list[bytes]:
+    """Return a stream of events one event each, and any other body whole."""
+    if is_stream(reply):
+        return [piece for piece in EVENT.findall(reply.body) if piece]
+    return [reply.body] if reply.body else []
+
+
+def _stream_classes(module: Any) -> tuple[Any, Any]:
+    """Return the classes of bodies with the bases that *module* asks for."""
+    bases = (module.SyncByteStream, module.AsyncByteStream)
+    return type("Played", (_Played, *bases), {}), type("Watched", (_Watched, *bases), {})
+
+
+class _Played:
+    """A recorded body, in pieces; *error* is raised after the last."""
+
+    def __init__(self, pieces: list[bytes], error: Exception | None) -> None:
+        self._pieces = pieces
+        self._error = error
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._pieces
+        if self._error is not None:
+            raise self._error
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self:
+            yield piece
+
+    def close(self) -> None:
+        """Do nothing: no connection is open."""
+
+    async def aclose(self) -> None:
+        """Do nothing: no connection is open."""
+
+
+class _Watched:
+    """A live body that is passed on piece by piece and recorded."""
+
+    def __init__(self, stream: Any, exchange: Exchange) -> None:
+        self._stream = stream
+        self._exchange = exchange
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            self._exchange.add(piece)
+            yield piece
+        self._exchange.end(read_to_end=True)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            self._exchange.add(piece)
+            yield piece
+        self._exchange.end(read_to_end=True)
+
+    def close(self) -> None:
+        """Close the live body."""
+        self._exchange.end(read_to_end=False)
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        """Close the live body."""
+        self._exchange.end(read_to_end=False)
+        await self._stream.aclose()

@@ -1,0 +1,123 @@
+"""
+Record and replay programs that make their own clients, with no change to them.
+
+``patched(exchanges)`` replaces the methods with which HTTP libraries send a request. They are replaced on the classes, so that clients
+which were made before are covered, too. Each library has a module here, which turns its requests and replies into those of
+``exchanges``:
+
+====================  ==========================================================  =========================================
+module                what it replaces                                            programs
+====================  ==========================================================  =========================================
+``httpx_transports``  ``handle_request`` and ``handle_async_request`` of the      anthropic, openai, google-genai (sync)
+                      transports of httpx2 and of httpx
+``aiohttp_sessions``  the methods of ``ClientSession``, and ``aiohttp.request``   google-genai (async)
+``urllib3_pools``     ``HTTPConnectionPool.urlopen``                              boto3, requests, google-auth
+====================  ==========================================================  =========================================
+
+A library that is not imported yet is patched when it is. Not covered: websockets, gRPC, ``urllib.request`` and other clients on plain
+sockets. While a program replays, the network is blocked for them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any, TypeAlias
+
+from stepengine.errors import DataError
+from stepengine.testing.exchanges import Exchanges
+
+__all__ = ("patched",)
+
+Undo: TypeAlias = Callable[[], None]
+HERE = "stepengine.testing.patching"
+LIBRARIES = {
+    "httpx2": "httpx_transports",
+    "httpx": "httpx_transports",
+    "aiohttp": "aiohttp_sessions",
+    "urllib3": "urllib3_pools",
+}
+
+_active: list[str] = []
+
+
+@contextmanager
+def patched(exchanges: Exchanges, name: str = "a cassette") -> Iterator[None]:
+    """
+    Send all requests of this process by *exchanges* for a while.
+
+    Args:
+        exchanges: What plays and records them.
+        name: The cassette, for messages.
+
+    Raises:
+        DataError: if the process is patched already: a request could belong to either cassette.
+    """
+    if _active:
+        msg = (
+            f"this process is patched for {_active[0]} already, so {name} cannot be recorded or replayed by a patch at the same time. "
+            "Give one of the clients transport=cassette.transport() instead"
+        )
+        raise DataError(msg)
+    _active.append(name)
+    undo: list[Undo] = []
+    finder = _PatchOnImport(exchanges, undo)
+    try:
+        undo += [_patch(name, sys.modules[name], exchanges) for name in LIBRARIES if name in sys.modules]
+        sys.meta_path.insert(0, finder)
+        yield
+    finally:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+        while undo:
+            undo.pop()()
+        _active.clear()
+
+
+def _patch(library: str, module: Any, exchanges: Exchanges) -> Undo:
+    undo: Undo = import_module(f"{HERE}.{LIBRARIES[library]}").install(module, exchanges)
+    return undo
+
+
+class _PatchOnImport(MetaPathFinder):
+    """Patches a library right after its import."""
+
+    def __init__(self, exchanges: Exchanges, undo: list[Undo]) -> None:
+        self._exchanges = exchanges
+        self._undo = undo
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Return the spec of a library that is to be patched, and None for all others."""
+        if fullname not in LIBRARIES:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _PatchingLoader(spec.loader, lambda module: self._patch(fullname, module))
+                return spec
+        return None
+
+    def _patch(self, library: str, module: Any) -> None:
+        self._undo.append(_patch(library, module, self._exchanges))
+
+
+class _PatchingLoader(Loader):
+    def __init__(self, loader: Any, then: Callable[[Any], None]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self._loader.exec_module(module)
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._then(module)

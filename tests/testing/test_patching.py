@@ -1,0 +1,357 @@
+"""
+Programs that make their own clients are recorded and replayed by a patch of the libraries that send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import requests
+import urllib3
+
+from stepengine.errors import DataError
+from stepengine.testing import Cassette, CassetteMiss
+from stepengine.testing.recordings import CassetteFixture
+from tests.model_server import ModelServer, model_server
+
+ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+SAID = "You said: hi"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
+    with model_server() as running:
+        for name, value in running.environment().items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+def openai_sync(prompt: str) -> str:
+    from openai import OpenAI
+
+    with OpenAI() as client:
+        return (
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": prompt}])
+            .choices[0]
+            .message.content
+            or ""
+        )
+
+
+def openai_stream(prompt: str) -> str:
+    from openai import OpenAI
+
+    with OpenAI() as client:
+        asked: Any = [{"role": "user", "content": prompt}]
+        chunks = client.chat.completions.create(model="m", messages=asked, stream=True)
+        return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+
+def openai_async(prompt: str) -> str:
+    from openai import AsyncOpenAI
+
+    async def ask() -> str:
+        async with AsyncOpenAI() as client:
+            return (await client.responses.create(model="m", input=prompt)).output_text
+
+    return asyncio.run(ask())
+
+
+def anthropic_stream(prompt: str) -> str:
+    from anthropic import Anthropic
+
+    asked: Any = [{"role": "user", "content": prompt}]
+    with Anthropic() as client, client.messages.stream(model="m", max_tokens=9, messages=asked) as stream:
+        return stream.get_final_text()
+
+
+def anthropic_async(prompt: str) -> str:
+    from anthropic import AsyncAnthropic
+
+    async def ask() -> str:
+        async with AsyncAnthropic() as client:
+            reply: Any = await client.messages.create(
+                model="m", max_tokens=9, messages=[{"role": "user", "content": prompt}]
+            )
+            return str(reply.content[0].text)
+
+    return asyncio.run(ask())
+
+
+def google_sync(prompt: str) -> str:
+    from google import genai
+
+    client = genai.Client()
+    return client.models.generate_content(model="m", contents=prompt).text or ""
+
+
+def google_async(prompt: str) -> str:
+    from google import genai
+
+    async def ask() -> str:
+        client = genai.Client()
+        said = ""
+        async for chunk in await client.aio.models.generate_content_stream(model="m", contents=prompt):
+            said += chunk.text or ""
+        await client.aio.aclose()
+        return said
+
+    return asyncio.run(ask())
+
+
+def bedrock(prompt: str) -> str:
+    import boto3
+
+    client = boto3.client("bedrock-runtime")
+    reply = client.converse(modelId="m", messages=[{"role": "user", "content": [{"text": prompt}]}])
+    return str(reply["output"]["message"]["content"][0]["text"])
+
+
+def bedrock_stream(prompt: str) -> str:
+    import boto3
+
+    client = boto3.client("bedrock-runtime")
+    reply = client.converse_stream(modelId="m", messages=[{"role": "user", "content": [{"text": prompt}]}])
+    found = [event["contentBlockDelta"]["delta"]["text"] for event in reply["stream"] if "contentBlockDelta" in event]
+    return "".join(found)
+
+
+PROGRAMS: list[Callable[[str], str]] = [
+    openai_sync, openai_stream, openai_async, anthropic_stream, anthropic_async, google_sync, google_async, bedrock, bedrock_stream,
+]  # fmt: skip
+
+
+def record(file: Path, program: Callable[[], Any], **options: Any) -> Any:
+    cassette = CassetteFixture(file, "once", **options)
+    with cassette.patch():
+        result = program()
+    cassette.check()
+    cassette.keep()
+    return result
+
+
+def replay(file: Path, program: Callable[[], Any]) -> Any:
+    cassette = CassetteFixture(file, "none")
+    with cassette.patch():
+        result = program()
+    cassette.check()
+    return result
+
+
+@pytest.mark.spec("replay:Y20", "replay:K15", "replay:C25")
+@pytest.mark.filterwarnings(
+    "ignore:Inheritance class AiohttpClientSession:DeprecationWarning"
+)  # google-genai where aiohttp is
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_program_of_an_sdk_is_recorded_and_replayed_and_its_edited_prompt_is_named(server, tmp_path, program):
+    """
+    The server is gone for the replay; no key and no signature is in the file.
+    """
+    file = tmp_path / "c.yaml"
+    assert SAID == record(file, lambda: program("hi"))
+    count = len(server.requests)
+    assert count == len(Cassette.load(file))
+    assert "live" not in file.read_text()
+    assert SAID == replay(file, lambda: program("hi"))
+    with pytest.raises(CassetteMiss, match=r"(?s)\"hi\".*now \"bye\"|recorded.*hi.*now.*bye"):
+        replay(file, lambda: program("bye"))
+    assert count == len(server.requests)
+
+
+@pytest.mark.spec("replay:Y20")
+def test_clients_that_were_made_before_are_covered_and_afterwards_everything_is_as_before(server, tmp_path):
+    from openai import OpenAI
+
+    before = (
+        httpx2.HTTPTransport.handle_request,
+        httpx2.AsyncHTTPTransport.handle_async_request,
+        urllib3.HTTPConnectionPool.urlopen,
+    )
+    client = OpenAI()
+    file = tmp_path / "c.yaml"
+    said = [
+        f(file, lambda: client.chat.completions.create(**ASKED)).choices[0].message.content for f in (record, replay)
+    ]
+    assert [SAID, SAID] == said
+    assert before == (
+        httpx2.HTTPTransport.handle_request, httpx2.AsyncHTTPTransport.handle_async_request, urllib3.HTTPConnectionPool.urlopen,
+    )  # fmt: skip
+    client.close()
+
+
+@pytest.mark.spec("replay:Y20", "replay:V13", "replay:U2")
+def test_a_second_patch_is_refused_and_a_transport_inside_of_one_records_once(server, tmp_path):
+    patch, other = CassetteFixture(tmp_path / "a.yaml", "once"), CassetteFixture(tmp_path / "b.yaml", "once")
+    with patch.patch():
+        with pytest.raises(DataError, match=r"this process is patched for .*a\.yaml already"), other.patch():
+            pass
+        with httpx2.Client(transport=other.transport()) as client:
+            client.post(f"{server.url}/v1/chat/completions", json=ASKED)
+        with httpx2.Client() as client:
+            client.post(f"{server.url}/v1/messages", json=ASKED)
+    assert [1, 1] == [len(patch.fresh.complete), len(other.fresh.complete)]
+    with other.patch():
+        pass
+
+
+@pytest.mark.spec("replay:Y20", "replay:C9", "replay:U1")
+def test_threads_and_tasks_get_their_own_replies(server, tmp_path):
+    def in_threads() -> list[str]:
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(openai_sync, map(str, range(20))))
+
+    def in_tasks() -> list[str]:
+        from openai import AsyncOpenAI
+
+        async def ask() -> list[str]:
+            async with AsyncOpenAI() as client:
+                replies = [client.responses.create(model="m", input=str(n)) for n in range(20)]
+                return [reply.output_text for reply in await asyncio.gather(*replies)]
+
+        return asyncio.run(ask())
+
+    for number, program in enumerate((in_threads, in_tasks)):
+        file = tmp_path / f"{number}.yaml"
+        expected = [f"You said: {n}" for n in range(20)]
+        assert expected == record(file, program) == replay(file, program)
+
+
+@pytest.mark.spec("replay:Y20", "replay:U14")
+def test_a_miss_in_a_thread_behind_a_bare_except_is_remembered(server, tmp_path):
+    file = tmp_path / "c.yaml"
+    record(file, lambda: openai_sync("hi"))
+
+    def swallow() -> None:
+        with contextlib.suppress(BaseException):
+            openai_sync("other")
+
+    def program() -> None:
+        thread = threading.Thread(target=swallow)
+        thread.start()
+        thread.join()
+
+    with pytest.raises(CassetteMiss):
+        replay(file, program)
+    assert 1 == len(server.requests)
+
+
+@pytest.mark.spec("replay:Y20")
+def test_requests_and_urllib3_record_what_they_read(server, tmp_path):
+    """
+    Whole, streamed and preloaded; a stream that is left early is not recorded.
+    """
+    url = f"{server.url}/v1/chat/completions"
+
+    def program() -> list[Any]:
+        streamed = requests.post(url, json={**ASKED, "stream": True}, stream=True, timeout=5)
+        pool = urllib3.PoolManager()
+        return [
+            requests.post(url, json=ASKED, timeout=5).json()["id"],
+            b"".join(streamed.iter_content(16)),
+            [
+                line
+                for line in requests.post(url, json={**ASKED, "stream": True}, stream=True, timeout=5).iter_lines()
+                if line
+            ][-1],
+            json.loads(
+                pool.request("POST", url, body=json.dumps(ASKED), headers={"content-type": "application/json"}).data
+            )["id"],
+            json.loads(pool.request("GET", f"{server.url}/page", preload_content=False).read()),
+        ]
+
+    file = tmp_path / "c.yaml"
+    recorded = record(file, program)
+    assert recorded == replay(file, program)
+    assert (b"data: [DONE]", 5) == (recorded[2], len(Cassette.load(file)))
+
+    early = CassetteFixture(tmp_path / "early.yaml", "once")
+    with early.patch():
+        reply = requests.post(url, json={**ASKED, "stream": True}, stream=True, timeout=5)
+        next(reply.iter_content(16))
+        reply.close()
+    assert (0, ["not_read"]) == (len(early.fresh.complete), [left.reason for left in early.fresh.left_out])
+
+
+@pytest.mark.spec("replay:K15", "replay:Y11")
+def test_while_replaying_a_program_gets_a_token_that_nobody_issued(tmp_path):
+    def program() -> Any:
+        form = {"grant_type": "refresh_token", "refresh_token": "x"}
+        return requests.post("https://oauth2.googleapis.com/token", data=form, timeout=5).json()["access_token"]
+
+    assert "replay" == replay(tmp_path / "c.yaml", program)
+
+
+@pytest.mark.spec("replay:Y20")
+def test_reports_to_tracing_services_are_never_recorded_and_answered_while_replaying(tmp_path):
+    def program() -> int:
+        return httpx2.post("https://api.openai.com/v1/traces/ingest", json={"data": []}).status_code
+
+    assert 200 == replay(tmp_path / "c.yaml", program)
+
+
+@pytest.mark.spec("replay:Y20", "replay:C25")
+def test_every_way_of_an_aiohttp_session_is_recorded_and_replayed(server, tmp_path):
+    """
+    `request`, `get`, `post` and the function of the module; streams arrive in pieces, and one that is left early is not recorded.
+    """
+    aiohttp = pytest.importorskip(
+        "aiohttp", reason="aiohttp is not installed: .ci/run has an environment of its own for this"
+    )
+    url = f"{server.url}/v1/chat/completions"
+
+    async def ask() -> list[Any]:
+        async with aiohttp.ClientSession() as session, aiohttp.request("POST", url, json=ASKED) as alone:
+            found = [(await alone.json())["id"]]
+            async with session.request("POST", url, json=ASKED) as reply:
+                found.append((reply.status, (await reply.json())["id"]))
+            async with session.post(url, json={**ASKED, "stream": True}) as reply:
+                found.append([line async for line in reply.content])
+            reply = await session.get(f"{server.url}/page", params={"page": "1"})
+            return [*found, reply.headers["content-type"], json.loads(await reply.text())]
+
+    async def leave() -> None:
+        async with aiohttp.ClientSession() as session:
+            server.cut = 40
+            reply = await session.post(url, json={**ASKED, "stream": True})
+            await reply.content.readany()
+            reply.close()
+
+    file = tmp_path / "c.yaml"
+    recorded = record(file, lambda: asyncio.run(ask()))
+    assert b"data: [DONE]\n" in recorded[2]
+    assert (recorded, 4) == (replay(file, lambda: asyncio.run(ask())), len(Cassette.load(file)))
+    early = CassetteFixture(tmp_path / "early.yaml", "once")
+    with early.patch():
+        asyncio.run(leave())
+    assert () == early.fresh.complete
+
+
+@pytest.mark.spec("replay:Y20", "replay:C23")
+def test_legacy_httpx_is_covered_also_when_it_is_imported_later(server, tmp_path):
+    pytest.importorskip("httpx", reason="httpx is not installed: .ci/run has an environment of its own for this")
+    code = (
+        "import sys, pathlib; from stepengine.testing.recordings import CassetteFixture\n"
+        "assert 'httpx' not in sys.modules\n"
+        "for mode in ('once', 'none'):\n"
+        "    cassette = CassetteFixture(pathlib.Path(sys.argv[1]), mode)\n"
+        "    with cassette.patch():\n"
+        "        import httpx\n"
+        "        assert httpx.post(sys.argv[2], json={'model': 'm', 'messages': []}).status_code == 200\n"
+        "    cassette.check(), cassette.keep()\n"
+    )
+    url = f"{server.url}/v1/chat/completions"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "c.yaml"), url], capture_output=True, text=True, check=False
+    )
+    assert (0, 1) == (done.returncode, len(server.requests)), done.stderr
