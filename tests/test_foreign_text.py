@@ -115,7 +115,8 @@ from stepengine.system.text import decode, stream_lines
 from stepengine.system.urls import joined, parse_url
 from stepengine.testing.cassette_files import parse_cassette
 from stepengine.testing.cleaning import Cleaner, clean_events, joined_texts
-from stepengine.testing.transport import EVENT
+from stepengine.testing.httpx_exchanges import EVENT
+from stepengine.testing.stream_ends import stream_is_complete
 from stepengine.tooling.conversion import clean
 from stepengine.tooling.repair import repairer
 from stepengine.tooling.schemas import JsonSchema
@@ -1651,7 +1652,27 @@ PLACES = (
         "events of a cassette",
         EVENT.findall,
         (ofb("\n"), ofb("\r"), ofb("a"), ofb("\r\n"), ofb("a\n")),
-        ("testing/transport.py:EVENT",),
+        ("testing/httpx_exchanges.py:EVENT",),
+    ),
+    Place(
+        "end of a recorded stream",
+        lambda text: stream_is_complete(text, read_to_end=True),
+        (
+            of("data: {\n"),
+            of("data: {}\n\n"),
+            of("\r"),
+            of("\n"),
+            of("data:"),
+            of("data: [[["),
+            of('data: {"candidates":[{}]}\n\n'),
+        ),
+        ("testing/stream_ends.py:*",),
+    ),
+    Place(
+        "error of a test that replays",
+        CREDENTIAL.search,
+        (of("api"), of("api_"), of("credential"), of("_API_KE"), of(" ")),
+        ("pytest_plugin/telling.py:CREDENTIAL",),
     ),
     Place(
         "body of a cassette",

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stepengine.pytest_plugin.environment import with_placeholders
 from stepengine.pytest_plugin.network import NetworkBlocked, blocked
 from stepengine.pytest_plugin.orphans import Orphans
 from stepengine.pytest_plugin.places import ROOT, extra_of, file_of
@@ -38,7 +39,6 @@ from stepengine.pytest_plugin.settings import (
     requests_cassette,
     rules_of,
     uses,
-    with_placeholders,
 )
 from stepengine.pytest_plugin.snapshots import events_snapshot, request_snapshot, run_snapshot
 from stepengine.pytest_plugin.telling import (

@@ -117,7 +117,7 @@ class Exchange:
             text = reply.body.decode(errors="replace")
             return stream_is_complete(text, read_to_end=read_to_end, with_errors=self._record_errors)
         length = self._head.header("content-length")
-        return read_to_end or (length.isdigit() and int(length) == sum(map(len, self._pieces)))
+        return read_to_end or length == str(sum(map(len, self._pieces)))
 
     def _leave_out(self, reason: str) -> None:
         left = LeftOut(self._request.method, clean_url(self._request.url), self._head.status, reason)

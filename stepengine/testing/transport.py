@@ -89,8 +89,8 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         body = recorded.body[: min(stops)] if stops else recorded.body
         breaks = self._reset_after is not None and self._reset_after == min(stops)
         error = _reset(request, len(body)) if breaks else None
-        response: httpx2.Response = OURS.make_response(recorded, request, self._pieces(body, interaction), error)
-        return response
+        played: httpx2.Response = OURS.make_response(recorded, request, self._pieces(body, interaction), error)
+        return played
 
     def _pieces(self, body: bytes, interaction: Interaction) -> list[bytes]:
         if isinstance(self._chunks, int):

@@ -71,7 +71,7 @@ def openai_async(prompt: str) -> str:
 def anthropic_stream(prompt: str) -> str:
     from anthropic import Anthropic
 
-    asked = [{"role": "user", "content": prompt}]
+    asked: Any = [{"role": "user", "content": prompt}]
     with Anthropic() as client, client.messages.stream(model="m", max_tokens=9, messages=asked) as stream:
         return stream.get_final_text()
 

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,14 +126,13 @@ async def _pass_on(live: Any, reader: Any, exchange: Exchange) -> None:
 def _reader(module: Any) -> Any:
     """Return a reader that is filled here and has no connection to slow down."""
     idle = SimpleNamespace(
-        _reading_paused=False, connected=False, pause_reading=lambda: None, resume_reading=lambda *_, **__: None
+        _reading_paused=False, connected=True, pause_reading=lambda: None, resume_reading=lambda *_, **__: None
     )
     return module.StreamReader(idle, BUFFER, loop=asyncio.get_running_loop())
 
 
 def _replayed_class(module: Any) -> Any:
-    from multidict import CIMultiDict, CIMultiDictProxy
-
+    multidict = import_module("multidict")  # aiohttp brings it
     further = {}
     if "stream_writer" in inspect.signature(module.ClientResponse.__init__).parameters:
         further["stream_writer"] = SimpleNamespace(output_size=0)
@@ -146,8 +146,8 @@ def _replayed_class(module: Any) -> Any:
                 request.method, request.url, writer=None, continue100=None, timer=None, traces=[], session=None,
                 request_info=request.request_info, loop=loop, **further,
             )  # fmt: skip
-            headers = CIMultiDict([(n, v) for n, v in reply.headers if n not in FRAMING])
-            self._headers = CIMultiDictProxy(headers)
+            headers = multidict.CIMultiDict([(n, v) for n, v in reply.headers if n not in FRAMING])
+            self._headers = multidict.CIMultiDictProxy(headers)
             self._raw_headers = tuple([(n.encode(), v.encode()) for n, v in headers.items()])
             self.version = module.HttpVersion11
             self.status, self.reason = reply.status, reply.reason
