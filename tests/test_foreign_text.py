@@ -93,6 +93,7 @@ from stepengine.programs.checking import globals_of, problems
 from stepengine.programs.checking import shown as program_shown
 from stepengine.programs.rewriting import rewritten
 from stepengine.programs.stubs import stubs_of
+from stepengine.pytest_plugin.telling import CREDENTIAL
 from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
 from stepengine.serving.access import HOST, ORIGIN, _entries, _RequestFacts
 from stepengine.serving.bodies import checked_as, strict_json
@@ -1990,8 +1991,9 @@ APART: dict[str, str] = {
     "testing/simulation.py:TOOL_NAME": "at most 64 characters",
     "testing/snapshots.py:RequestSnapshot.shown": "a request of the user's tests",
     "testing/snapshots.py:UNSEEN": "one character",
-    "testing/transport.py:RecordTransport._interaction": "Latin-1 of headers",
-    "testing/transport.py:_recorded": "Latin-1 of headers",
+    "testing/exchanges.py:Exchange._is_complete": "UTF-8 of a body that is recorded",
+    "testing/exchanges.py:headers_from_raw": "Latin-1 of headers",
+    "testing/patching/urllib3_pools.py:_text": "Latin-1 of headers",
     "testing/cassette_files.py:UNPRINTABLE": "one character",
     "testing/cassette_files.py:_written_body": "UTF-8 of a body that is recorded",
     "testing/cassette_files.py:_indented": "a body that is recorded, capped as a reply; an error leaves it as it is",
