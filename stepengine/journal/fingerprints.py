@@ -135,7 +135,7 @@ class Fingerprints:
             view["tool_choice"] = request.tool_choice
         if request.settings != DEFAULT_SETTINGS:
             # The request holds the tool choice in force; the settings may hold a default of the agent.
-            view["settings"] = self.redactor.value(bare(attrs.evolve(request.settings, tool_choice=None)))
+            view["settings"] = self.value(bare(attrs.evolve(request.settings, tool_choice=None)))
         return view
 
     def tools(self, specs: Sequence[ToolSpec]) -> str:
