@@ -70,6 +70,8 @@ SECRET_PARTS = frozenset({
     "TOKEN",
 })  # fmt: skip
 """A variable with one of these words between underscores is secret: commands do not see it, records do not hold its value."""
+NO_SECRETS = frozenset({"STEPENGINE_KEY_HOSTS"})
+"""Variables that are named like a secret and hold none: this one lists hosts."""
 SECRET_ENDINGS = (
     "ACCESSKEY",
     "APIKEY",
@@ -411,6 +413,8 @@ def _passwords_in(text: str) -> Iterator[str]:
 def is_secret_variable(name: str) -> bool:
     """Return whether a variable is named like a secret, in whatever case: commands do not see it, records do not hold its value."""
     upper = name.upper()
+    if upper in NO_SECRETS:
+        return False
     parts = upper.split("_")
     return (
         not SECRET_PARTS.isdisjoint(parts)

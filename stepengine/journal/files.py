@@ -274,9 +274,6 @@ class FileWriter(LineWriter):
         """Return what the file holds, after a torn tail was cut off and a missing newline was added."""
         self._size = os.fstat(self._fd).st_size
         reading = read_file(self._fd, journal.path, journal.name)
-        if len(reading.records) == 1:
-            # A head whose next line was lost in a crash: no run has started.
-            reading = Reading([], torn=self._size)
         try:
             # Cut off before anything is appended: what came behind half a line would be damage in the middle, which
             # nobody can tell from an attack (reliability:JR01).

@@ -408,7 +408,13 @@ class JournaledRun:
             plan = attrs.evolve(plan, created=created.replace(microsecond=created.microsecond // 1_000 * 1_000))
         plan, state = self._with_random(plan), attrs.evolve(state, run_id=plan.run_id)
         self.journal = self.source.bound(plan.run_id)
-        writer = self._take(self.journal.writer())
+        writer = self.journal.writer()
+        if writer.history.head is not None and len(self.journal.records()) == 1:
+            # A crash left the head alone: no run has started.
+            writer.close()
+            self.journal.replace([])
+            writer = self.journal.writer()
+        self._take(writer)
         # Refused and not appended to: one file is one run. To record over one by a slip would destroy what may have
         # cost money.
         if writer.history.head is not None:

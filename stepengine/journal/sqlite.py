@@ -345,7 +345,6 @@ class SqliteWriter(LineWriter):
             # that ended the run would be covered.
             self._closed, was_lost = True, self._is_lost
             try:
-                self._drop_unstarted()
                 self._sign_last()
                 # Nobody waits for the commits of others who has nothing in them.
                 if self._lines or self._is_under_way:

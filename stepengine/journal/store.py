@@ -546,8 +546,7 @@ class LineWriter(Writer):
         self._folder = Path()
         self._is_lost = False
         self._closed = False
-        # Whether the journal holds the start of the run, and whether that is at least among the lines that wait.
-        self._is_stored = self._has_start = bool(reading.records)
+        self._is_stored = bool(reading.records)
         self._pid, self._is_forked = os.getpid(), False
         renewed(self)
 
@@ -572,10 +571,10 @@ class LineWriter(Writer):
         """
         if self._broken is not None:
             raise self._broken
-        # Only an intent can still be refused. A result has happened, and a mebibyte is kept for it on the disk
+        # Only a head and an intent can still be refused. A result has happened, and a mebibyte is kept for it on the disk
         # (reliability:JR08, JR09).
         reserve = self._reserve
-        if reserve is not None and reserve.is_short and type(record) is Intent:
+        if reserve is not None and reserve.is_short and isinstance(record, Head | Intent):
             self._need_room(reserve)
         if self._chain is not None:
             self._append_signed(record, self._chain)
@@ -586,8 +585,6 @@ class LineWriter(Writer):
         except (JournalError, DataError) as error:
             self._break(error)
             raise
-        if type(record) is Intent:
-            self._has_start = True
 
     def _append_signed(self, record: Record, chain: Chain) -> None:
         """Add a record to a journal that is signed, with the signatures that are due around it."""
@@ -599,7 +596,6 @@ class LineWriter(Writer):
             self._break(error)
             raise
         self._lines += lines
-        self._has_start = self._has_start or type(record) is Intent
         chain.take(record, lines)
         if chain.is_due:
             self._sign(chain)
@@ -617,15 +613,10 @@ class LineWriter(Writer):
         chain.signed(line)
         self._lines.append(line)
 
-    def _drop_unstarted(self) -> None:
-        """Leave out a head that waits alone: a run that could not start leaves nothing, so that it can be started again."""
-        if not self._has_start:
-            self._lines.clear()
-
     def _sign_last(self) -> None:
         """Sign what is left before the journal is given back; if lines were lost, nobody vouches for its end."""
         chain = self._chain
-        if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost and self._has_start:
+        if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost:
             self._sign(chain, closes=True)
 
     def _keep_room(self, path: Path) -> None:
@@ -675,7 +666,6 @@ class LineWriter(Writer):
                 return
             self._closed = True
             try:
-                self._drop_unstarted()
                 self._sign_last()
                 self._flush()
             finally:
