@@ -182,6 +182,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("write_todos", {"todos": [{"task": "T", "completed": False}]}),
     ("think_deeply", {"thought": "Hm."}),
     ("task_completed", {}),
+    ("hand_off", {"agent": "fine"}),
     ("end_turn", {}),
 ]
 UNPROVOKED = {("SearchResult", "stderr")}
