@@ -216,7 +216,7 @@ def test_a_package_is_installed_by_its_name_agreed_to_and_run_without_its_author
     published(project, index)
     somebody.install(NAME)
     again = somebody.types("test", f"{NAME}/todos", code=2)
-    assert ("host api.example.com" in again, "tool find_todos" in again) == (True, False)
+    assert ("host: api.example.com" in again, "find_todos" in again) == (True, False)
     somebody.types("package", "agree", NAME)
     other = f"was recorded with {NAME}/todos of {NAME}==0.1.0; installed is {NAME}==0.2.0"
     assert other in somebody.types("replay", "run.jsonl")
