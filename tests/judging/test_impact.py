@@ -245,7 +245,7 @@ def test_before_money_is_spent_its_range_is_said_and_somebody_has_to_agree(
     """
     Without a terminal, --yes or --budget nothing is asked; a budget that runs out ends the command with 4.
     """
-    monkeypatch.setattr("stepengine.cli.judging.models_of_script", lambda file: None)
+    monkeypatch.setattr("stepengine.cli.commands.impact.models_of_script", lambda file: None)
     refused = ten.type("impact", "journals", "--agent", "now.py", code=Exit.USAGE)
 
     assert "asked about 150 times, for about $2.0000 to $4.0000" in refused.stderr

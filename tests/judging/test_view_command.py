@@ -140,7 +140,7 @@ def test_what_is_left_out_is_said_and_strict_leaves_with_5(recorded: Path) -> No
         (["gone.jsonl"], "there is no journal"),
         (["empty.jsonl"], "holds no run"),
         (["run.jsonl", "gone.jsonl"], "there is no journal"),
-        (["notes.txt"], "damaged"),
+        (["notes.txt"], "is not a journal"),
         (["run.jsonl", "--agent", "nobody"], "nobody"),
         (["run.jsonl", "-o", "nowhere/run.html"], "cannot be written"),
         (["run.jsonl", "--port", "70000"], "--port"),

@@ -89,7 +89,7 @@ def run(
       editor=openai/gpt-5             for one agent, also beside one for all
       llama3.2 --base-url URL         anything else that speaks Chat Completions
       --api-key-env NAME, --price 0   its key, and what it costs
-      --script replies.json           no model and no key: replies from a file, from the first on
+      --script replies.json           no model, no key: replies from a file
 
     Keys come from the environment; `stepengine models` lists the providers and their variables.
     """
