@@ -10,6 +10,8 @@ is written, and a terminal is opened. The page about coming from codebuff rests 
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +48,20 @@ script = _agents()
 def greeting(root: Path) -> None:
     """Put a program into the folder that asks for a name."""
     (root / "greet.py").write_text("name = input('name? ')\nprint('hello', name)\n")
+
+
+def versioned(root: Path) -> None:
+    """Make the folder a repository with one commit and one change, and give the home folder an identity for commits."""
+    for name in [n for n in os.environ if n.startswith("GIT_")]:
+        del os.environ[name]
+    home = Path(os.environ["HOME"])
+    (home / ".gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.com\n")
+    # The hash of a commit depends on its dates.
+    dates = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "A shop"]):
+        subprocess.run(["git", "-C", str(root), *words], check=True, env={**os.environ, **dates})  # noqa: S603, S607
+    prices = root / "prices.py"
+    prices.write_text(prices.read_text().replace("12.5", "13.5"))
 
 
 def nothing(_: Path) -> None:
@@ -185,6 +201,22 @@ PLAYS: dict[str, Play] = {
                 tool_call("web_search", {"query": "money in software"}),
                 "Not in floats, says https://pages.example/1.",
             ],
+        },
+    ),
+    "git_committer": Play(
+        prompt="Commit the new price of cheese.",
+        prepare=versioned,
+        said={
+            "Commit the new price of cheese.": [
+                tool_call("read_files", {"paths": ["prices.py"]}),
+                tool_call("run_terminal_command", {"command": ["git", "add", "prices.py"]}),
+                tool_call(
+                    "run_terminal_command",
+                    {"command": ["git", "commit", "-q", "-m", "Raise the price of cheese", "-m", "It costs us more."]},
+                ),
+                tool_call("run_terminal_command", {"command": ["git", "log", "-1", "--format=%an <%ae>%n%B"]}),
+                tool_call("end_turn", {}, text="The new price is committed."),
+            ]
         },
     ),
     "editor_multi_prompt": Play(

@@ -38,7 +38,7 @@ def recorder() -> ModuleType:
 
 
 ports = recorder()
-NEEDS = {"librarian": "git", "tmux_cli": "tmux"}
+NEEDS = {"git_committer": "git", "librarian": "git", "tmux_cli": "tmux"}
 
 
 def replayed(name: str, root: Path) -> Any:
@@ -98,6 +98,14 @@ def test_publisher_ids_mean_bundled_agents_and_the_result_says_so_once_for_each(
 
     assert [["researcher-web"], ["thinker"], ["context-pruner"]] == [sorted(t) for t in told]
     assert ["context-pruner", "researcher-web", "context-pruner"] == [child.agent_id for child in result.children]
+
+
+def test_a_commit_is_made_in_the_name_of_the_user_though_commands_do_not_see_the_home_folder(tmp_path: Path) -> None:
+    result = replayed("git_committer", tmp_path)
+    printed = [call.result.data["stdout"] for call in result.tool_calls if call.tool_name == "run_terminal_command"]
+
+    assert printed[0].startswith("diff --git a/prices.py b/prices.py")
+    assert "Ada <ada@example.com>\nRaise the price of cheese\n\nIt costs us more.\n\n" == printed[-1]
 
 
 @pytest.mark.spec("generator-contract:B12", "generator-contract:B13")
