@@ -203,6 +203,25 @@ PLAYS: dict[str, Play] = {
             ],
         },
     ),
+    "general_agent": Play(
+        prompt="Make total() accept None.",
+        params={"file_paths": ["shop.py"]},
+        said={
+            "Make total() accept None.": [
+                tool_call(
+                    "spawn_agents",
+                    {
+                        "agents": [
+                            {"agent_type": "code-searcher", "params": {"search_queries": [{"pattern": "total"}]}},
+                            {"agent_type": "basher", "params": {"command": "python3 -m unittest"}},
+                        ]
+                    },
+                ),
+                script.replace("shop.py", " in order.", " in (order or {})."),
+                "total(None) is 0 now.",
+            ]
+        },
+    ),
     "git_committer": Play(
         prompt="Commit the new price of cheese.",
         prepare=versioned,

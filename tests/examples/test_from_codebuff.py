@@ -100,6 +100,16 @@ def test_publisher_ids_mean_bundled_agents_and_the_result_says_so_once_for_each(
     assert ["context-pruner", "researcher-web", "context-pruner"] == [child.agent_id for child in result.children]
 
 
+def test_the_pruner_takes_the_params_of_the_agent_before_every_step(tmp_path: Path) -> None:
+    result = replayed("general_agent", tmp_path)
+
+    assert ["context-pruner", "code-searcher", "basher", "context-pruner", "context-pruner"] == [
+        child.agent_id for child in result.children
+    ]
+    assert () == result.warnings
+    assert "total(None) is 0 now." == result.output
+
+
 def test_a_commit_is_made_in_the_name_of_the_user_though_commands_do_not_see_the_home_folder(tmp_path: Path) -> None:
     result = replayed("git_committer", tmp_path)
     printed = [call.result.data["stdout"] for call in result.tool_calls if call.tool_name == "run_terminal_command"]
