@@ -1,0 +1,84 @@
+"""
+Programs in the shape of other frameworks' examples. Each has a recorded run, replayed without network, key and model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stepengine import Engine, RunStatus
+from stepengine.journal import FileJournal
+from stepengine.pytest_plugin.network import blocked
+from tests.offline import ROOT, ran
+
+
+def load_recorder() -> ModuleType:
+    name = "stepengine_record_others"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "cassettes" / "record_others.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+others = load_recorder()
+PROGRAMS = sorted(file.stem for file in others.EXAMPLES.glob("*.py"))
+
+
+def replay(name: str) -> tuple[ModuleType, Any]:
+    program = others.load_program(name)
+    with Engine([program.agent]) as engine:
+        return program, engine.replay_sync(FileJournal(others.OTHERS / f"{name}.jsonl"))
+
+
+def test_every_program_has_one_recorded_run_and_there_are_no_others() -> None:
+    assert PROGRAMS == sorted(file.stem for file in others.OTHERS.iterdir())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_replayed_byte_for_byte_without_network_and_model(name: str) -> None:
+    path = others.OTHERS / f"{name}.jsonl"
+    with blocked([]) as refused:
+        _, result = replay(name)
+
+    assert (RunStatus.COMPLETED, []) == (result.status, refused)
+    assert path.read_bytes() == result.journal.content()
+    assert [] == [f for f in (ROOT, Path.home(), Path(tempfile.gettempdir())) if f"{f}/".encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_script_records_the_same_run_again(name: str, tmp_path: Path) -> None:
+    """
+    When this fails because a program or a tool was changed on purpose: python cassettes/record_others.py
+    """
+    again, before = others.record(name, tmp_path), others.OTHERS / f"{name}.jsonl"
+
+    # The first line names the version.
+    assert before.read_bytes().partition(b"\n")[2] == again.read_bytes().partition(b"\n")[2]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_runs_as_a_script_and_says_how(name: str, tmp_path: Path) -> None:
+    code = (others.EXAMPLES / f"{name}.py").read_text()
+
+    assert f"python examples/from_others/{name}.py" in code
+    assert "To go live" in code
+    assert len(ran(others.EXAMPLES / f"{name}.py", tmp_path).splitlines()) >= 2
+
+
+def test_a_booking_survives_a_wrong_flight_a_refused_one_and_an_answer_without_a_seat() -> None:
+    program, result = replay("pydantic_ai_flight_booking")
+    recorded = result.journal.content().decode()
+
+    assert ("DY1", program.Seat(row=14, letter="A")) == (result.output.flight.number, result.output.seat)
+    assert "The destination is ARN, not OSL." in recorded
+    assert "The customer does not want SK7." in recorded
