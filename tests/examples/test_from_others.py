@@ -82,3 +82,12 @@ def test_a_booking_survives_a_wrong_flight_a_refused_one_and_an_answer_without_a
     assert ("DY1", program.Seat(row=14, letter="A")) == (result.output.flight.number, result.output.seat)
     assert "The destination is ARN, not OSL." in recorded
     assert "The customer does not want SK7." in recorded
+
+
+def test_the_receiving_agent_is_shown_less_and_the_record_stays_whole() -> None:
+    _, result = replay("openai_agents_handoffs")
+    history = result.state.message_history
+
+    assert ("spanish", "Vives en Nueva York. No sé tu nombre.") == (result.state.handed_to, result.output)
+    assert "Hi, my name is Sora." == history[0].text
+    assert ["population", "hand_off"] == [m.tool_name for m in history if m.role == "tool"]
