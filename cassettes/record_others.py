@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from stepengine import Engine
 from stepengine.journal import FileJournal
+from stepengine.tools import file_tools
 
 HERE = Path(__file__).resolve().parent
 OTHERS = HERE / "others"
@@ -31,13 +33,18 @@ def load_program(name: str) -> Any:
     return module
 
 
+def make_engine(program: Any, files: Path | str, models: Any = None) -> Engine:
+    """Return an engine for a program; file tools work in *files*."""
+    return Engine([program.agent], file_tools(files, write=True), models)
+
+
 def record(name: str, folder: Path) -> Path:
     """Record a run into *folder* and return its file."""
     path = folder / f"{name}.jsonl"
     path.unlink(missing_ok=True)
     folder.mkdir(exist_ok=True)
     program = load_program(name)
-    with Engine([program.agent], models=program.make_model()) as engine:
+    with tempfile.TemporaryDirectory() as files, make_engine(program, files, program.make_model()) as engine:
         program.run(engine, FileJournal(path, link=False, stable=True)).unwrap()
     return path
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import Engine, RunStatus
+from stepengine import RunStatus
 from stepengine.journal import FileJournal
 from stepengine.pytest_plugin.network import blocked
 from tests.offline import ROOT, ran
@@ -34,9 +34,9 @@ others = load_recorder()
 PROGRAMS = sorted(file.stem for file in others.EXAMPLES.glob("*.py"))
 
 
-def replay(name: str) -> tuple[ModuleType, Any]:
+def replay(name: str, files: Path) -> tuple[ModuleType, Any]:
     program = others.load_program(name)
-    with Engine([program.agent]) as engine:
+    with others.make_engine(program, files) as engine:
         return program, engine.replay_sync(FileJournal(others.OTHERS / f"{name}.jsonl"))
 
 
@@ -45,13 +45,14 @@ def test_every_program_has_one_recorded_run_and_there_are_no_others() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_is_replayed_byte_for_byte_without_network_and_model(name: str) -> None:
+def test_a_program_is_replayed_byte_for_byte_without_network_model_and_files(name: str, tmp_path: Path) -> None:
     path = others.OTHERS / f"{name}.jsonl"
     with blocked([]) as refused:
-        _, result = replay(name)
+        _, result = replay(name, tmp_path)
 
     assert (RunStatus.COMPLETED, []) == (result.status, refused)
     assert path.read_bytes() == result.journal.content()
+    assert [] == list(tmp_path.iterdir())
     assert [] == [f for f in (ROOT, Path.home(), Path(tempfile.gettempdir())) if f"{f}/".encode() in path.read_bytes()]
 
 
@@ -75,8 +76,8 @@ def test_a_program_runs_as_a_script_and_says_how(name: str, tmp_path: Path) -> N
     assert len(ran(others.EXAMPLES / f"{name}.py", tmp_path).splitlines()) >= 2
 
 
-def test_a_booking_survives_a_wrong_flight_a_refused_one_and_an_answer_without_a_seat() -> None:
-    program, result = replay("pydantic_ai_flight_booking")
+def test_a_booking_survives_a_wrong_flight_a_refused_one_and_an_answer_without_a_seat(tmp_path: Path) -> None:
+    program, result = replay("pydantic_ai_flight_booking", tmp_path)
     recorded = result.journal.content().decode()
 
     assert ("DY1", program.Seat(row=14, letter="A")) == (result.output.flight.number, result.output.seat)
@@ -84,10 +85,29 @@ def test_a_booking_survives_a_wrong_flight_a_refused_one_and_an_answer_without_a
     assert "The customer does not want SK7." in recorded
 
 
-def test_the_receiving_agent_is_shown_less_and_the_record_stays_whole() -> None:
-    _, result = replay("openai_agents_handoffs")
+def test_the_receiving_agent_is_shown_less_and_the_record_stays_whole(tmp_path: Path) -> None:
+    _, result = replay("openai_agents_handoffs", tmp_path)
     history = result.state.message_history
 
     assert ("spanish", "Vives en Nueva York. No sé tu nombre.") == (result.state.handed_to, result.output)
     assert "Hi, my name is Sora." == history[0].text
     assert ["population", "hand_off"] == [m.tool_name for m in history if m.role == "tool"]
+
+
+def test_a_person_is_asked_about_some_calls_and_a_denial_is_a_result(tmp_path: Path) -> None:
+    _, result = replay("openai_agents_human_in_the_loop", tmp_path)
+
+    assert [
+        ("get_weather", "ok"), ("get_temperature", "ok"), ("get_temperature", "ok"), ("get_temperature", "denied"),
+    ] == [(call.tool_name, call.result.status) for call in result.tool_calls]  # fmt: skip
+    assert "the sensor is broken" in result.tool_calls[-1].result.text
+
+
+def test_three_researchers_are_started_by_one_reply_and_answer_in_order(tmp_path: Path) -> None:
+    program, result = replay("deepagents_parallel_research", tmp_path)
+
+    assert ["researcher"] * 3 == [child.agent_id for child in result.children]
+    assert [f"{fact} https://pages.example/{topic}" for topic, fact in program.FACTS.items()] == [
+        call.result.text for call in result.tool_calls if call.tool_name == "task"
+    ]
+    assert () == result.warnings
