@@ -203,6 +203,14 @@ PLAYS: dict[str, Play] = {
             ],
         },
     ),
+    "advanced_file_explorer": Play(
+        prompt="Add a discount.",
+        params={"prompts": ["prices", "tests"]},
+        said={
+            "this part of it: prices": ["prices.py\nshop.py", "prices.py holds the prices, shop.py adds them up."],
+            "this part of it: tests": ["test_shop.py", "test_shop.py tests total()."],
+        },
+    ),
     "general_agent": Play(
         prompt="Make total() accept None.",
         params={"file_paths": ["shop.py"]},

@@ -110,6 +110,15 @@ def test_the_pruner_takes_the_params_of_the_agent_before_every_step(tmp_path: Pa
     assert "total(None) is 0 now." == result.output
 
 
+def test_what_the_pickers_found_is_one_text_in_the_order_of_the_parts(tmp_path: Path) -> None:
+    result = replayed("advanced_file_explorer", tmp_path)
+
+    assert ["file-picker"] * 2 == [child.agent_id for child in result.children]
+    assert {
+        "results": "## prices\n\nprices.py holds the prices, shop.py adds them up.\n\n## tests\n\ntest_shop.py tests total()."
+    } == result.output
+
+
 def test_a_commit_is_made_in_the_name_of_the_user_though_commands_do_not_see_the_home_folder(tmp_path: Path) -> None:
     result = replayed("git_committer", tmp_path)
     printed = [call.result.data["stdout"] for call in result.tool_calls if call.tool_name == "run_terminal_command"]
