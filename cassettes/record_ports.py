@@ -23,7 +23,7 @@ from stepengine import AgentDefinition, AgentState, AssistantMessage, Engine, Ru
 from stepengine.journal import FileJournal, JournalLike, RedactField
 from stepengine.models import ModelReply, ModelRequest, Provider
 from stepengine.testing import tool_call, tool_calls
-from stepengine.tools import control_tools, spawn_tools
+from stepengine.tools import ask_user_tool, control_tools, skill_tools, spawn_tools
 
 HERE = Path(__file__).resolve().parent
 PORTS = HERE / "ports"
@@ -77,6 +77,7 @@ class Play:
         prompt: The prompt of the run.
         said: What the model says, in order, to whoever was asked something that holds the key.
         params: The params of the run.
+        answers: The answers of a person, by question.
         previous: The conversation that it continues.
         prepare: Puts into the folder what the run finds there.
     """
@@ -84,6 +85,7 @@ class Play:
     said: Mapping[str, Sequence[ModelReply | str]]
     prompt: str = ""
     params: Mapping[str, Any] | None = None
+    answers: Mapping[str, str] | None = None
     previous: Sequence[UserMessage | AssistantMessage] = ()
     prepare: Callable[[Path], None] = nothing
 
@@ -119,7 +121,13 @@ def ported(name: str) -> AgentDefinition[Any]:
 
 def tools_for(root: Path) -> list[Any]:
     """Return the tools that the ported agents name."""
-    return [*script.tools_for(root), *spawn_tools(inline=True), *control_tools()]
+    return [
+        *script.tools_for(root),
+        *spawn_tools(inline=True),
+        *control_tools(),
+        ask_user_tool(),
+        *skill_tools(root),
+    ]
 
 
 def performed(name: str, root: Path, journal: JournalLike | None = None) -> RunResult[Any]:
@@ -129,7 +137,8 @@ def performed(name: str, root: Path, journal: JournalLike | None = None) -> RunR
     cast = Cast(play)
     previous = AgentState.from_messages(play.previous) if play.previous else None
     with Engine([agent], tools_for(root), cast, default_model=MODEL, workspace=root) as engine:
-        result = engine.run_sync(agent, play.prompt, params=play.params, previous=previous, journal=journal)
+        given: dict[str, Any] = {"params": play.params, "previous": previous, "answers": play.answers}
+        result = engine.run_sync(agent, play.prompt, journal=journal, **given)
     result.unwrap()
     if cast.left:
         msg = f"{name}: not asked for: {cast.left}"
@@ -155,6 +164,10 @@ def record(name: str, folder: Path) -> Path:
 
 CLONED = ".clones/shop-826808"
 SESSION = "tui-826808"
+PHASES = ("Context", "Spec", "Plan")
+NOTES = ".agents/sessions/discount"
+CRITIQUE = "What is missing in the spec of the discount for large orders?"
+REVIEW = "Review the discount in shop.py and the test of it in test_shop.py."
 TMUX = ["tmux", "-L", SESSION]
 
 PLAYS: dict[str, Play] = {
@@ -209,6 +222,34 @@ PLAYS: dict[str, Play] = {
         said={
             "this part of it: prices": ["prices.py\nshop.py", "prices.py holds the prices, shop.py adds them up."],
             "this part of it: tests": ["test_shop.py", "test_shop.py tests total()."],
+        },
+    ),
+    "base_deep": Play(
+        prompt=script.REQUEST,
+        answers={"Is an order of exactly 100 included?": "yes"},
+        said={
+            script.REQUEST: [
+                tool_call("write_todos", {"todos": [{"task": task, "completed": False} for task in PHASES]}),
+                script.spawn(script.PICKER, script.SEARCHER),
+                tool_calls(
+                    tool_call(
+                        "write_file", {"path": f"{NOTES}/SPEC.md", "content": "# Spec\n\n10 % off for large orders.\n"}
+                    ),
+                    tool_call(
+                        "ask_user",
+                        {"questions": [{"question": "Is an order of exactly 100 included?", "options": ["yes", "no"]}]},
+                    ),
+                ),
+                script.spawn({"agent_type": "thinker", "prompt": CRITIQUE}),
+                tool_calls(*script.EDITS),
+                script.spawn(
+                    {"agent_type": "code-reviewer", "prompt": REVIEW}, {"agent_type": "basher", "params": script.TESTS}
+                ),
+                tool_calls(tool_call("suggest_followups", {"followups": script.FOLLOWUPS}), text=script.DONE),
+            ],
+            script.WHERE: [script.LISTED, script.REPORTED],
+            CRITIQUE: ["Nothing is missing once 100 itself is decided."],
+            REVIEW: ["The change is right."],
         },
     ),
     "general_agent": Play(

@@ -119,6 +119,20 @@ def test_what_the_pickers_found_is_one_text_in_the_order_of_the_parts(tmp_path: 
     } == result.output
 
 
+def test_the_lead_asks_the_user_and_its_edits_pass_the_tests(tmp_path: Path) -> None:
+    with ports.script.sample() as root:
+        result = ports.performed("base_deep", root)
+        written = [(root / name).read_text() for name in ("shop.py", f"{ports.NOTES}/SPEC.md")]
+    asked = next(call for call in result.tool_calls if call.tool_name == "ask_user")
+
+    assert ["yes"] == thaw(asked.result.data)["answers"][0]["selected"]
+    assert "price * 0.9" in written[0]
+    assert "# Spec" in written[1]
+    assert {"file-picker", "code-searcher", "thinker", "code-reviewer", "basher", "context-pruner"} == {
+        child.agent_id for child in result.children
+    }
+
+
 def test_a_commit_is_made_in_the_name_of_the_user_though_commands_do_not_see_the_home_folder(tmp_path: Path) -> None:
     result = replayed("git_committer", tmp_path)
     printed = [call.result.data["stdout"] for call in result.tool_calls if call.tool_name == "run_terminal_command"]
