@@ -10,6 +10,8 @@ is written, and a terminal is opened. The page about coming from codebuff rests 
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from stepengine import AgentDefinition, AgentState, AssistantMessage, Engine, Ru
 from stepengine.journal import FileJournal, JournalLike, RedactField
 from stepengine.models import ModelReply, ModelRequest, Provider
 from stepengine.testing import tool_call, tool_calls
-from stepengine.tools import control_tools, spawn_tools
+from stepengine.tools import ask_user_tool, control_tools, skill_tools, spawn_tools
 
 HERE = Path(__file__).resolve().parent
 PORTS = HERE / "ports"
@@ -48,6 +50,20 @@ def greeting(root: Path) -> None:
     (root / "greet.py").write_text("name = input('name? ')\nprint('hello', name)\n")
 
 
+def versioned(root: Path) -> None:
+    """Make the folder a repository with one commit and one change, and give the home folder an identity for commits."""
+    for name in [n for n in os.environ if n.startswith("GIT_")]:
+        del os.environ[name]
+    home = Path(os.environ["HOME"])
+    (home / ".gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.com\n")
+    # The hash of a commit depends on its dates.
+    dates = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "A shop"]):
+        subprocess.run(["git", "-C", str(root), *words], check=True, env={**os.environ, **dates})  # noqa: S603, S607
+    prices = root / "prices.py"
+    prices.write_text(prices.read_text().replace("12.5", "13.5"))
+
+
 def nothing(_: Path) -> None:
     """Leave the folder as it is."""
 
@@ -61,6 +77,7 @@ class Play:
         prompt: The prompt of the run.
         said: What the model says, in order, to whoever was asked something that holds the key.
         params: The params of the run.
+        answers: The answers of a person, by question.
         previous: The conversation that it continues.
         prepare: Puts into the folder what the run finds there.
     """
@@ -68,6 +85,7 @@ class Play:
     said: Mapping[str, Sequence[ModelReply | str]]
     prompt: str = ""
     params: Mapping[str, Any] | None = None
+    answers: Mapping[str, str] | None = None
     previous: Sequence[UserMessage | AssistantMessage] = ()
     prepare: Callable[[Path], None] = nothing
 
@@ -103,7 +121,13 @@ def ported(name: str) -> AgentDefinition[Any]:
 
 def tools_for(root: Path) -> list[Any]:
     """Return the tools that the ported agents name."""
-    return [*script.tools_for(root), *spawn_tools(inline=True), *control_tools()]
+    return [
+        *script.tools_for(root),
+        *spawn_tools(inline=True),
+        *control_tools(),
+        ask_user_tool(),
+        *skill_tools(root),
+    ]
 
 
 def performed(name: str, root: Path, journal: JournalLike | None = None) -> RunResult[Any]:
@@ -113,7 +137,8 @@ def performed(name: str, root: Path, journal: JournalLike | None = None) -> RunR
     cast = Cast(play)
     previous = AgentState.from_messages(play.previous) if play.previous else None
     with Engine([agent], tools_for(root), cast, default_model=MODEL, workspace=root) as engine:
-        result = engine.run_sync(agent, play.prompt, params=play.params, previous=previous, journal=journal)
+        given: dict[str, Any] = {"params": play.params, "previous": previous, "answers": play.answers}
+        result = engine.run_sync(agent, play.prompt, journal=journal, **given)
     result.unwrap()
     if cast.left:
         msg = f"{name}: not asked for: {cast.left}"
@@ -139,6 +164,10 @@ def record(name: str, folder: Path) -> Path:
 
 CLONED = ".clones/shop-826808"
 SESSION = "tui-826808"
+PHASES = ("Context", "Spec", "Plan")
+NOTES = ".agents/sessions/discount"
+CRITIQUE = "What is missing in the spec of the discount for large orders?"
+REVIEW = "Review the discount in shop.py and the test of it in test_shop.py."
 TMUX = ["tmux", "-L", SESSION]
 
 PLAYS: dict[str, Play] = {
@@ -185,6 +214,77 @@ PLAYS: dict[str, Play] = {
                 tool_call("web_search", {"query": "money in software"}),
                 "Not in floats, says https://pages.example/1.",
             ],
+        },
+    ),
+    "advanced_file_explorer": Play(
+        prompt="Add a discount.",
+        params={"prompts": ["prices", "tests"]},
+        said={
+            "this part of it: prices": ["prices.py\nshop.py", "prices.py holds the prices, shop.py adds them up."],
+            "this part of it: tests": ["test_shop.py", "test_shop.py tests total()."],
+        },
+    ),
+    "base_deep": Play(
+        prompt=script.REQUEST,
+        answers={"Is an order of exactly 100 included?": "yes"},
+        said={
+            script.REQUEST: [
+                tool_call("write_todos", {"todos": [{"task": task, "completed": False} for task in PHASES]}),
+                script.spawn(script.PICKER, script.SEARCHER),
+                tool_calls(
+                    tool_call(
+                        "write_file", {"path": f"{NOTES}/SPEC.md", "content": "# Spec\n\n10 % off for large orders.\n"}
+                    ),
+                    tool_call(
+                        "ask_user",
+                        {"questions": [{"question": "Is an order of exactly 100 included?", "options": ["yes", "no"]}]},
+                    ),
+                ),
+                script.spawn({"agent_type": "thinker", "prompt": CRITIQUE}),
+                tool_calls(*script.EDITS),
+                script.spawn(
+                    {"agent_type": "code-reviewer", "prompt": REVIEW}, {"agent_type": "basher", "params": script.TESTS}
+                ),
+                tool_calls(tool_call("suggest_followups", {"followups": script.FOLLOWUPS}), text=script.DONE),
+            ],
+            script.WHERE: [script.LISTED, script.REPORTED],
+            CRITIQUE: ["Nothing is missing once 100 itself is decided."],
+            REVIEW: ["The change is right."],
+        },
+    ),
+    "general_agent": Play(
+        prompt="Make total() accept None.",
+        params={"file_paths": ["shop.py"]},
+        said={
+            "Make total() accept None.": [
+                tool_call(
+                    "spawn_agents",
+                    {
+                        "agents": [
+                            {"agent_type": "code-searcher", "params": {"search_queries": [{"pattern": "total"}]}},
+                            {"agent_type": "basher", "params": {"command": "python3 -m unittest"}},
+                        ]
+                    },
+                ),
+                script.replace("shop.py", " in order.", " in (order or {})."),
+                "total(None) is 0 now.",
+            ]
+        },
+    ),
+    "git_committer": Play(
+        prompt="Commit the new price of cheese.",
+        prepare=versioned,
+        said={
+            "Commit the new price of cheese.": [
+                tool_call("read_files", {"paths": ["prices.py"]}),
+                tool_call("run_terminal_command", {"command": ["git", "add", "prices.py"]}),
+                tool_call(
+                    "run_terminal_command",
+                    {"command": ["git", "commit", "-q", "-m", "Raise the price of cheese", "-m", "It costs us more."]},
+                ),
+                tool_call("run_terminal_command", {"command": ["git", "log", "-1", "--format=%an <%ae>%n%B"]}),
+                tool_call("end_turn", {}, text="The new price is committed."),
+            ]
         },
     ),
     "editor_multi_prompt": Play(

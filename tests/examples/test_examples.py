@@ -43,7 +43,11 @@ def test_there_are_the_examples_that_readme_names() -> None:
 def test_the_list_of_examples_has_each_with_its_first_sentences() -> None:
     page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| \[([\w/]+\.py)\]\(\1\) \| (.+) \|$", page, re.MULTILINE))
-    more = [file for folder in ("evaluations", "from_codebuff") for file in (ROOT / "examples" / folder).glob("*.py")]
+    more = [
+        file
+        for folder in ("evaluations", "from_codebuff", "from_others")
+        for file in (ROOT / "examples" / folder).glob("*.py")
+    ]
     files = [*EXAMPLES, *more]
     first = {file: (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0] for file in files}
 

@@ -38,7 +38,7 @@ def recorder() -> ModuleType:
 
 
 ports = recorder()
-NEEDS = {"librarian": "git", "tmux_cli": "tmux"}
+NEEDS = {"git_committer": "git", "librarian": "git", "tmux_cli": "tmux"}
 
 
 def replayed(name: str, root: Path) -> Any:
@@ -98,6 +98,47 @@ def test_publisher_ids_mean_bundled_agents_and_the_result_says_so_once_for_each(
 
     assert [["researcher-web"], ["thinker"], ["context-pruner"]] == [sorted(t) for t in told]
     assert ["context-pruner", "researcher-web", "context-pruner"] == [child.agent_id for child in result.children]
+
+
+def test_the_pruner_takes_the_params_of_the_agent_before_every_step(tmp_path: Path) -> None:
+    result = replayed("general_agent", tmp_path)
+
+    assert ["context-pruner", "code-searcher", "basher", "context-pruner", "context-pruner"] == [
+        child.agent_id for child in result.children
+    ]
+    assert () == result.warnings
+    assert "total(None) is 0 now." == result.output
+
+
+def test_what_the_pickers_found_is_one_text_in_the_order_of_the_parts(tmp_path: Path) -> None:
+    result = replayed("advanced_file_explorer", tmp_path)
+
+    assert ["file-picker"] * 2 == [child.agent_id for child in result.children]
+    assert {
+        "results": "## prices\n\nprices.py holds the prices, shop.py adds them up.\n\n## tests\n\ntest_shop.py tests total()."
+    } == result.output
+
+
+def test_the_lead_asks_the_user_and_its_edits_pass_the_tests(tmp_path: Path) -> None:
+    with ports.script.sample() as root:
+        result = ports.performed("base_deep", root)
+        written = [(root / name).read_text() for name in ("shop.py", f"{ports.NOTES}/SPEC.md")]
+    asked = next(call for call in result.tool_calls if call.tool_name == "ask_user")
+
+    assert ["yes"] == thaw(asked.result.data)["answers"][0]["selected"]
+    assert "price * 0.9" in written[0]
+    assert "# Spec" in written[1]
+    assert {"file-picker", "code-searcher", "thinker", "code-reviewer", "basher", "context-pruner"} == {
+        child.agent_id for child in result.children
+    }
+
+
+def test_a_commit_is_made_in_the_name_of_the_user_though_commands_do_not_see_the_home_folder(tmp_path: Path) -> None:
+    result = replayed("git_committer", tmp_path)
+    printed = [call.result.data["stdout"] for call in result.tool_calls if call.tool_name == "run_terminal_command"]
+
+    assert printed[0].startswith("diff --git a/prices.py b/prices.py")
+    assert "Ada <ada@example.com>\nRaise the price of cheese\n\nIt costs us more.\n\n" == printed[-1]
 
 
 @pytest.mark.spec("generator-contract:B12", "generator-contract:B13")

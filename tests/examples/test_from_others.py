@@ -1,0 +1,113 @@
+"""
+Programs in the shape of other frameworks' examples. Each has a recorded run, replayed without network, key and model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stepengine import RunStatus
+from stepengine.journal import FileJournal
+from stepengine.pytest_plugin.network import blocked
+from tests.offline import ROOT, ran
+
+
+def load_recorder() -> ModuleType:
+    name = "stepengine_record_others"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "cassettes" / "record_others.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+others = load_recorder()
+PROGRAMS = sorted(file.stem for file in others.EXAMPLES.glob("*.py"))
+
+
+def replay(name: str, files: Path) -> tuple[ModuleType, Any]:
+    program = others.load_program(name)
+    with others.make_engine(program, files) as engine:
+        return program, engine.replay_sync(FileJournal(others.OTHERS / f"{name}.jsonl"))
+
+
+def test_every_program_has_one_recorded_run_and_there_are_no_others() -> None:
+    assert PROGRAMS == sorted(file.stem for file in others.OTHERS.iterdir())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_replayed_byte_for_byte_without_network_model_and_files(name: str, tmp_path: Path) -> None:
+    path = others.OTHERS / f"{name}.jsonl"
+    with blocked([]) as refused:
+        _, result = replay(name, tmp_path)
+
+    assert (RunStatus.COMPLETED, []) == (result.status, refused)
+    assert path.read_bytes() == result.journal.content()
+    assert [] == list(tmp_path.iterdir())
+    assert [] == [f for f in (ROOT, Path.home(), Path(tempfile.gettempdir())) if f"{f}/".encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_script_records_the_same_run_again(name: str, tmp_path: Path) -> None:
+    """
+    When this fails because a program or a tool was changed on purpose: python cassettes/record_others.py
+    """
+    again, before = others.record(name, tmp_path), others.OTHERS / f"{name}.jsonl"
+
+    # The first line names the version.
+    assert before.read_bytes().partition(b"\n")[2] == again.read_bytes().partition(b"\n")[2]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_runs_as_a_script_and_says_how(name: str, tmp_path: Path) -> None:
+    code = (others.EXAMPLES / f"{name}.py").read_text()
+
+    assert f"python examples/from_others/{name}.py" in code
+    assert "To go live" in code
+    assert len(ran(others.EXAMPLES / f"{name}.py", tmp_path).splitlines()) >= 2
+
+
+def test_a_booking_survives_a_wrong_flight_a_refused_one_and_an_answer_without_a_seat(tmp_path: Path) -> None:
+    program, result = replay("pydantic_ai_flight_booking", tmp_path)
+    recorded = result.journal.content().decode()
+
+    assert ("DY1", program.Seat(row=14, letter="A")) == (result.output.flight.number, result.output.seat)
+    assert "The destination is ARN, not OSL." in recorded
+    assert "The customer does not want SK7." in recorded
+
+
+def test_the_receiving_agent_is_shown_less_and_the_record_stays_whole(tmp_path: Path) -> None:
+    _, result = replay("openai_agents_handoffs", tmp_path)
+    history = result.state.message_history
+
+    assert ("spanish", "Vives en Nueva York. No sé tu nombre.") == (result.state.handed_to, result.output)
+    assert "Hi, my name is Sora." == history[0].text
+    assert ["population", "hand_off"] == [m.tool_name for m in history if m.role == "tool"]
+
+
+def test_a_person_is_asked_about_some_calls_and_a_denial_is_a_result(tmp_path: Path) -> None:
+    _, result = replay("openai_agents_human_in_the_loop", tmp_path)
+
+    assert [
+        ("get_weather", "ok"), ("get_temperature", "ok"), ("get_temperature", "ok"), ("get_temperature", "denied"),
+    ] == [(call.tool_name, call.result.status) for call in result.tool_calls]  # fmt: skip
+    assert "the sensor is broken" in result.tool_calls[-1].result.text
+
+
+def test_three_researchers_are_started_by_one_reply_and_answer_in_order(tmp_path: Path) -> None:
+    program, result = replay("deepagents_parallel_research", tmp_path)
+
+    assert ["researcher"] * 3 == [child.agent_id for child in result.children]
+    assert [f"{fact} https://pages.example/{topic}" for topic, fact in program.FACTS.items()] == [
+        call.result.text for call in result.tool_calls if call.tool_name == "task"
+    ]
+    assert () == result.warnings
