@@ -24,8 +24,8 @@ from .bundled import ROOT, recorder
 MAX_BYTES = 200_000
 script = recorder()
 CASSETTES = script.AGENTS.parent
-PORTS = "ports/"
-"""Those of agents that were ported from codebuff; ``tests/examples`` replays them."""
+PORTS = ("ports/", "others/")
+"""Runs of agents that were ported from codebuff and other frameworks; ``tests/examples`` replays them."""
 GOLDEN = {name: digest for digest, name in map(str.split, (CASSETTES / "SHA256SUMS").read_text().splitlines())}
 
 
