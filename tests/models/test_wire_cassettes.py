@@ -174,11 +174,14 @@ def test_every_exchange_of_the_file_is_played_and_says_where_it_comes_from(wire)
 def test_the_script_still_records_these_files(tmp_path):
     """
     When this fails: python cassettes/record_wires.py
+
+    A stream that breaks off is never recorded as whole, so the ones in these files are kept by hand.
     """
+    (broken,) = wires.SCENES["breaks off"].asked
     for new in wires.record(tmp_path):
         now = [form(i) for i in Cassette.load(new).interactions]
 
-        assert [form(i) for i in interactions(new.stem)] == now
+        assert [form(i) for i in interactions(new.stem) if broken not in i.request.body.decode()] == now
 
 
 def form(interaction: Any) -> Any:
