@@ -44,7 +44,7 @@ def decide(rule: Rule, **given: Any) -> str:
         ("file:secrets/**", "'secrets/**'"),
         ("FILE:///srv/shop/secrets/**", "relative to the root"),
         ("https://example.org/**", "a rule about domains"),
-        ("C:/work/secrets/**", "relative to the root"),
+        ("C:/project/secrets/**", "relative to the root"),
         ("/srv/shop/secrets", "relative"),
         ("../secrets", "relative"),
         ("$HOME/secrets", "relative to the root"),
