@@ -204,7 +204,7 @@ def _bounded(text: str, source: str) -> None:
     anchor: Any = None
     open_nodes: list[list[Any]] = [[None, 0]]
     sizes: dict[str, int] = {}
-    for event in yaml.parse(text, Loader=safe_loader()):
+    for event in _parse_events(text, source):
         size, anchor = 1, getattr(event, "anchor", None)
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append([anchor, 1])
@@ -223,6 +223,24 @@ def _bounded(text: str, source: str) -> None:
             sizes[anchor] = size
         open_nodes[-1][1] += size
         _within(open_nodes[-1][1], MAX_BYTES, "characters with its aliases expanded", event, source)
+
+
+def _parse_events(text: str, source: str) -> Iterator[Any]:
+    """
+    Yield the YAML events of *text*.
+
+    The scanner reads ahead of the parser. From libyaml 0.2.6 on it refuses 1,000 open brackets before the parser reports the first.
+    """
+    import yaml
+
+    try:
+        yield from yaml.parse(text, Loader=safe_loader())
+    except yaml.MarkedYAMLError as error:
+        if "nesting depth" not in str(error.problem):
+            raise
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        msg = f"{source} has too many levels of nesting at line {line}; a cassette has at most {MAX_DEPTH}"
+        raise DataError(msg) from None
 
 
 def _within(count: int, limit: int, what: str, event: Any, source: str) -> None:
