@@ -91,15 +91,15 @@ def agent(steps: int) -> Generator[Asked, Any, State]:
     """Ask for a reply and a call in each step."""
     state = State()
     for number in range(steps):
-        reply = yield "CallModel", number
-        result = yield "CallTool", reply
+        reply = yield "model_call", number
+        result = yield "tool_call", reply
         state = attrs.evolve(state, steps=number + 1, last=result, spent=state.spent + 1)
     return state
 
 
 async def answer(kind: str, what: Any) -> Any:
     """Be model and tool."""
-    return arguments(what) if kind == "CallModel" else what["a"] + what["b"]
+    return arguments(what) if kind == "model_call" else what["a"] + what["b"]
 
 
 async def run(steps: int, kept: Memory | File | None) -> State:
@@ -117,23 +117,23 @@ async def run(steps: int, kept: Memory | File | None) -> State:
         if kept is None:
             sent = await answer(kind, what)
             continue
-        if kind == "CallModel":
-            effect = {"type": kind, "messages": [{"type": "Slice", "seq": seq - 2, "start": 0, "stop": seq}, *before]}
+        if kind == "model_call":
+            effect = {"type": kind, "messages": [{"type": "slice", "seq": seq - 2, "start": 0, "stop": seq}, *before]}
         else:
             effect = {"type": kind, "tool_name": "add", "input": what, "tool_call_id": f"c{seq}"}
         kept.intent(seq, effect)
-        if kind == "CallTool":
+        if kind == "tool_call":
             kept.write()
         sent = await answer(kind, what)
-        if kind == "CallModel":
-            call = {"type": "ToolCallPart", "tool_call_id": f"c{seq + 1}", "tool_name": "add", "input": sent}
-            value: Any = {"type": "ModelReply", "content": [call]}
+        if kind == "model_call":
+            call = {"type": "tool_call", "tool_call_id": f"c{seq + 1}", "tool_name": "add", "input": sent}
+            value: Any = {"type": "model_reply", "content": [call]}
         else:
-            value = {"type": "ToolResult", "content": [{"type": "JsonPart", "value": sent}]}
-            said = {"type": "ToolMessage", "tool_call_id": f"c{seq}", "tool_name": "add", "content": value["content"]}
-            before = [{"type": "AssistantMessage", "content": [call]}, said]
+            value = {"type": "tool_result", "content": [{"type": "json_content", "value": sent}]}
+            said = {"type": "tool_message", "tool_call_id": f"c{seq}", "tool_name": "add", "content": value["content"]}
+            before = [{"type": "assistant_message", "content": [call]}, said]
         kept.result(seq, value)
-        if kind == "CallTool":
+        if kind == "tool_call":
             kept.write()
         seq += 1
 
@@ -163,8 +163,8 @@ async def repeat(path: Path, steps: int) -> State:
         assert kind == effect["type"]
         assert intent["fp"] == sha256(encode(effect).encode()).hexdigest()[:32]
         part = result["value"]["content"][0]
-        sent = part["input"] if kind == "CallModel" else part["value"]
-        assert kind == "CallModel" or what == effect["input"]
+        sent = part["input"] if kind == "model_call" else part["value"]
+        assert kind == "model_call" or what == effect["input"]
 
 
 def floors(steps: int, folder: Path, best: Callable[[Callable[[], Any]], float]) -> dict[str, float]:

@@ -304,7 +304,7 @@ def validated(text: str) -> Any:
 
 CALL = RequestLabel(provider="x", model="x/y", credentials=Credentials(None, "no key"))
 KNOWN = {"sk-abcdefghijklmnop": "X_API_KEY"}
-SIGNED = '{"kind":"input","path":"","seq":-1,"at":1,"input":{"type":"Signed","key":"' + "A" * 68 + '"'
+SIGNED = '{"kind":"input","path":"","seq":-1,"at":1,"input":{"type":"signature","key":"' + "A" * 68 + '"'
 
 
 @contextlib.contextmanager
@@ -1479,7 +1479,7 @@ PLACES = (
         lambda data: _messages(iter([data]), "x"),
         (
             *JSON_SHAPES,
-            ofb("a", '{"type":"UserMessage","content":[{"type":"TextPart","text":"', '"}]}'),
+            ofb("a", '{"type":"user_message","content":[{"type":"text","text":"', '"}]}'),
         ),
         ("sessions/stores.py:_messages",),
     ),

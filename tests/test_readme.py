@@ -177,12 +177,15 @@ def test_the_next_two_shell_blocks_are_the_two_commands() -> None:
     """
     assert 3 == len(SHELL)
     for line, extra, last in zip(
-        SHELL[1:], (".", ".[dev]"), (["stepengine", "demo"], ["python", "-m", "pytest", "-n", "auto"]), strict=True
+        SHELL[1:],
+        (["."], [".[dev]", "-c", "constraints.txt"]),
+        (["stepengine", "demo"], ["python", "-m", "pytest", "-n", "auto"]),
+        strict=True,
     ):
         make, install, run = [shlex.split(part) for part in line.strip().split("&&")]
 
         assert ["python3", "-m", "venv", ".venv"] == make
-        assert [".venv/bin/pip", "install", "-e", extra] == install
+        assert [".venv/bin/pip", "install", "-e", *extra] == install
         assert [f".venv/bin/{last[0]}", *last[1:]] == run
 
 

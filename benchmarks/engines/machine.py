@@ -75,7 +75,7 @@ def floor_spent(steps: int) -> float:
     try:
         while True:
             kind, what = send(sent)
-            sent = {"a": what, "b": 1} if kind == "CallModel" else what["a"] + what["b"]
+            sent = {"a": what, "b": 1} if kind == "model_call" else what["a"] + what["b"]
     except StopIteration as stop:
         state = stop.value
     took = time.process_time() - start

@@ -75,9 +75,9 @@ def asked_categories(history: History, specs: Mapping[str, ToolSpec], categories
     asked, used = set[str](), set[str]()
     for intent in history.intents.values():
         form = history.form(intent)
-        if intent.type == "CallTool":
+        if intent.type == "tool_call":
             names, found = [form["tool_name"]], used
-        elif intent.type == "Ask" and form["purpose"] == HOOK:
+        elif intent.type == "ask" and form["purpose"] == HOOK:
             names, found = [question.get("tool_name") for question in form["questions"]], asked
         else:
             continue

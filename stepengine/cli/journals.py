@@ -140,7 +140,7 @@ def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
 def is_cut_off(journal: Journal, replayed: RunResult) -> bool:
     """Return whether a replay stopped where a crash had ended the record, and nobody had cancelled the run."""
     history = journal.history()
-    stopped = any(record.input.get("type") == "Stop" for record in history.inputs)
+    stopped = any(record.input.get("type") == "stop" for record in history.inputs)
     return replayed.status is RunStatus.CANCELLED and not history.is_complete and not stopped
 
 

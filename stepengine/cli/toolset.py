@@ -371,6 +371,6 @@ def is_in_code_mode(history: History, agent: AgentDefinition) -> bool:
     """Return whether a run was recorded with ``--code-mode``: its model was shown a tool that the agent has not."""
     if agent.handle_steps is not None or RUN_CODE in agent.tool_names:
         return False
-    intents = [each for each in history.intents.values() if not each.path and each.type == "CallModel"]
+    intents = [each for each in history.intents.values() if not each.path and each.type == "model_call"]
     tools = history.form(intents[0])["request"].get("tools", ()) if intents else ()
     return RUN_CODE in [tool["name"] for tool in tools]

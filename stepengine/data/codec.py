@@ -2,8 +2,8 @@
 JSON for every stored type, both ways.
 
 The codec is driven by the annotations of the data classes and closed: ``STORED`` lists what can be stored. A stored
-object is a JSON object with the member ``"type"`` and one member per field that differs from its default; member names
-are field names. Storing and loading are strict: an unknown type, an unknown field, a wrong value or a newer format is a
+object is a JSON object with the member ``"type"``, its tag, and one member per field that differs from its default; tags
+and member names are those of ``stepengine.data.stored``. Storing and loading are strict: an unknown type, an unknown field, a wrong value or a newer format is a
 ``DataError`` that says where. Nothing that is loaded can run code.
 """
 
@@ -20,21 +20,11 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import attrs
 
 from stepengine import errors
-from stepengine.data import (
-    hooks,
-    limits,
-    messages,
-    models,
-    outcomes,
-    questions,
-    server_tools,
-    state,
-    tools,
-    usage,
-    waiting,
-)
+from stepengine.data import messages, models
 from stepengine.data.faults import fault, shown, within
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, mended, thaw
+from stepengine.data.stored import STORED_TYPES, StoredType
+from stepengine.data.tools import ToolLike
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
@@ -44,55 +34,33 @@ __all__ = (
     "bare",
     "bare_any",
     "from_json",
+    "is_stored",
     "plain",
     "restored",
     "restored_any",
+    "tag_of",
     "to_json",
 )
 
 FORMAT = 1
 """The version of the stored form; a newer one is refused."""
 
-MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage, waiting)
-
-
 # A closed list, and no class path in what is stored: a record that could name any class would decide what is imported
-# and run where it is read, as one serialiser did that fell back to calling what the record names (CVE-2025-64439). What
-# is taken out below is of one process only, such as functions and hooks.
-def _stored_classes() -> dict[str, type[Any]]:
-    found: dict[str, type[object]] = {}
-    for module in MODULES:
-        for name in module.__all__:
-            member = getattr(module, name)
-            if isinstance(member, type) and attrs.has(member):
-                found[name] = member
-    how_calls_run = ("Asking", "Control", "Driving", "Ordinary", "Spawning", "Yielding")
-    for name in (
-        "BodyEnd",
-        "Ended",
-        "HookContext",
-        "Hooks",
-        "RunInfo",
-        "RunResult",
-        "SetOutput",
-        "StepContext",
-        "ToolBinding",
-        "Validated",
-        "Waited",
-        "Waits",
-        *how_calls_run,
-    ):
-        found.pop(name)
-    for name in errors.__all__:
-        member = getattr(errors, name)
-        if issubclass(member, StepEngineError):
-            found[name] = member
-    found["Transcript"] = Transcript
-    return found
+# and run where it is read, as one serialiser did that fell back to calling what the record names (CVE-2025-64439).
+STORED: Mapping[str, type[Any]] = types.MappingProxyType({row.tag: row.cls for row in STORED_TYPES})
+"""Every class that can be stored, by its tag, the value of the member ``"type"``."""
+
+_ROWS: Mapping[type[Any], StoredType] = types.MappingProxyType({row.cls: row for row in STORED_TYPES})
 
 
-STORED: Mapping[str, type[Any]] = types.MappingProxyType(_stored_classes())
-"""Every class that can be stored, by the name that ``"type"`` holds."""
+def is_stored(cls: object) -> bool:
+    """Return whether instances of a class can be stored."""
+    return cls in _ROWS
+
+
+def tag_of(cls: type[Any]) -> str:
+    """Return the tag of a class in ``STORED``."""
+    return _ROWS[cls].tag
 
 
 # With the version of the form, for whatever is kept by itself (sessions, definitions). Values inside of a journal have
@@ -189,7 +157,7 @@ def plain(value: object) -> Any:
 
 
 def _plain_object(value: Any) -> object:
-    if _is_stored(type(value)):
+    if is_stored(type(value)):
         try:
             return _encode_object(value)
         except (DataError, RecursionError):
@@ -205,10 +173,6 @@ def _plain_object(value: Any) -> object:
     return plain(dump(mode="json") if dump is not None and not isinstance(value, type) else str(value))
 
 
-def _is_stored(cls: object) -> bool:
-    return isinstance(cls, type) and STORED.get(cls.__name__) is cls
-
-
 class _Codec(NamedTuple):
     """Two functions that raise ``DataError``: a value to JSON, and JSON to a value."""
 
@@ -217,8 +181,9 @@ class _Codec(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """A field of a stored class: its codec, and its default."""
+    """A field of a stored class: its name, its codec, and its default."""
 
+    field: str
     codec: _Codec
     default: Any
     computed: Callable[[Any], Any] | None = None
@@ -234,12 +199,12 @@ class _Shape(NamedTuple):
     The parts of a stored class.
 
     Attributes:
-        name: Its name.
-        members: Its fields.
-        required: The fields without a default.
+        tag: Its tag.
+        members: Its fields, by the name of the member.
+        required: The members without a default.
     """
 
-    name: str
+    tag: str
     members: Mapping[str, _Member]
     required: tuple[str, ...]
 
@@ -247,63 +212,63 @@ class _Shape(NamedTuple):
 def _encode_object(value: Any) -> dict[str, object]:
     cls = type(value)
     shape = _SHAPES.get(cls) or _shape(cls)
-    data: dict[str, object] = {"type": shape.name}
-    field = ""
+    data: dict[str, object] = {"type": shape.tag}
+    name = ""
     try:
         if cls is Transcript:
-            field, data["messages"] = "messages", _MESSAGES.encode(value[:])
+            name, data["messages"] = "messages", _MESSAGES.encode(value[:])
             return data
-        for field, (codec, default, computed) in shape.members.items():
+        for name, (field, codec, default, computed) in shape.members.items():
             item = getattr(value, field)
             usual = default if computed is None else computed(value)
             if item is not usual and item != usual:
-                data[field] = codec.encode(item)
+                data[name] = codec.encode(item)
     except DataError as error:
-        raise within(error, f".{field}") from None
+        raise within(error, f".{name}") from None
     return data
 
 
 # What is allowed here is narrower than what can be stored: a member that holds a message must not come back as an
 # error, although both are known types.
 def _decode_object(data: object, allowed: tuple[type[object], ...] = (object,)) -> object:
-    name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
-    if not isinstance(name, str):
+    tag = data.get("type") if isinstance(data, (dict, Mapping)) else None
+    if not isinstance(tag, str):
         msg = f"expected an object with a 'type', not {shown(data)}"
         raise fault(msg)
-    cls = STORED.get(name)
+    cls = STORED.get(tag)
     if cls is None or not issubclass(cls, allowed):
-        known = "" if allowed == (object,) else f"; it can be {[c.__name__ for c in allowed]}"
-        msg = f"unknown type {shown(name)}{known}"
+        known = "" if allowed == (object,) else f"; it can be {[_name(c) for c in allowed]}"
+        msg = f"unknown type {shown(tag)}{known}"
         raise fault(msg)
     return _decode_members(data, cls, _SHAPES.get(cls) or _shape(cls))
 
 
 def _decode_members(data: Any, cls: type[object], shape: _Shape) -> object:
     members, values = shape.members, dict[str, Any]()
-    for field, item in data.items():
-        if field == "type":
+    for name, item in data.items():
+        if name == "type":
             continue
-        member = members.get(field)
+        member = members.get(name)
         if member is None:
-            raise within(fault(f"unknown field of {shape.name}, which has {sorted(members)}"), f".{field}")
+            raise within(fault(f"unknown member of {shape.tag!r}, which has {sorted(members)}"), f".{name}")
         try:
-            values[field] = member.codec.decode(item)
+            values[member.field] = member.codec.decode(item)
         except DataError as error:
-            raise within(error, f".{field}") from None
-    return _make_decoded(cls, shape.required, values)
+            raise within(error, f".{name}") from None
+    for name in shape.required:
+        if name not in data:
+            raise within(fault(f"{shape.tag!r} needs this member"), f".{name}")
+    return _make_decoded(cls, shape.tag, values)
 
 
 # Constructors check more than codecs do, and raise what they like; whoever reads a journal must see one kind of error,
 # with a place.
-def _make_decoded(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) -> Any:
-    for name in required:
-        if name not in values:
-            raise within(fault(f"{cls.__name__} needs this field"), f".{name}")
+def _make_decoded(cls: type[Any], tag: str, values: Mapping[str, Any]) -> Any:
     make = models.Thinking.of_stored if cls is models.Thinking else cls
     try:
         return make(**values)
     except (TypeError, ValueError, StepEngineError) as error:
-        msg = f"this is no {cls.__name__}: {error}"
+        msg = f"this is not a valid {tag!r}: {error}"
         raise fault(msg) from error
 
 
@@ -312,24 +277,31 @@ def _make_decoded(cls: type[Any], required: Sequence[str], values: Mapping[str, 
 # the way out puts its own step before it (`within`), so nobody has to carry a path on the way in.
 def _shape(cls: type[object]) -> _Shape:
     """Find out what a class is made of, once."""
-    if not _is_stored(cls):
+    if not is_stored(cls):
         msg = f"a {cls.__name__} cannot be stored"
         raise fault(msg)
-    members = _members_of_error(cls) if issubclass(cls, StepEngineError) else _members_of_attrs(cls)
-    made = _SHAPES[cls] = _shape_of(cls, members)
+    fields = _members_of_error(cls) if issubclass(cls, StepEngineError) else _members_of_attrs(cls)
+    made = _SHAPES[cls] = _shape_of(_ROWS[cls], fields)
     return made
 
 
-def _shape_of(cls: type[object], members: Mapping[str, _Member]) -> _Shape:
-    required = [f for f, m in members.items() if m.default is attrs.NOTHING and m.computed is None]
-    return _Shape(cls.__name__, members, tuple(required))
+def _shape_of(row: StoredType, fields: Sequence[_Member]) -> _Shape:
+    names = row.names()
+    if names.keys() != {member.field for member in fields}:
+        differing = ", ".join(sorted(names.keys() ^ {member.field for member in fields}))
+        msg = (
+            f"the row {row.tag!r} of stepengine/data/stored.py does not match {row.cls.__name__}; look at: {differing}"
+        )
+        raise StepEngineError(msg)
+    members = {names[member.field]: member for member in fields}
+    return _Shape(row.tag, members, tuple([name for name, member in members.items() if not member.has_default]))
 
 
 # By its default, made or given, a field is left out when it is stored: a state has forty fields, of which few say
 # anything. A field that is marked as not stored is one of this process, such as a function.
-def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
-    hints = get_type_hints(cls, globalns=_NAMES, localns=_NAMES)
-    members = {}
+def _members_of_attrs(cls: type[Any]) -> list[_Member]:
+    hints = get_type_hints(cls, localns=_NAMES)
+    members = []
     for field in attrs.fields(cls):
         if not field.init or not field.metadata.get("stored", True):
             continue
@@ -337,14 +309,14 @@ def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
         if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
             default, computed = (None, default.factory) if default.takes_self else (default.factory(), None)
         codec = _ENDLESS if field.metadata.get("endless") else _codec(hints[field.name])
-        members[field.name] = _Member(codec, default, computed)
+        members.append(_Member(field.name, codec, default, computed))
     return members
 
 
-def _members_of_error(cls: type[StepEngineError]) -> dict[str, _Member]:
+def _members_of_error(cls: type[StepEngineError]) -> list[_Member]:
     hints = get_type_hints(cls.__init__, globalns=vars(errors))
     parameters = inspect.signature(cls).parameters
-    return {f: _Member(_codec(hints[f]), parameters[f].default) for f in ("message", *cls.fields)}
+    return [_Member(f, _codec(hints[f]), parameters[f].default) for f in ("message", *cls.fields)]
 
 
 # From annotations, so that the stored form cannot drift from the class: a list of fields by hand would forget the next
@@ -376,11 +348,15 @@ def _codec_of_class(cls: type[object], arguments: tuple[object, ...]) -> _Codec:
     return _objects((cls,))
 
 
+def _name(cls: type[object]) -> str:
+    return _ROWS[cls].tag if cls in _ROWS else cls.__name__
+
+
 def _objects(classes: tuple[type[object], ...]) -> _Codec:
     def checked(value: object) -> object:
         if isinstance(value, classes):
             return value
-        msg = f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}"
+        msg = f"expected one of {[_name(c) for c in classes]}, not {shown(value)}"
         raise fault(msg)
 
     return _Codec(lambda value: _encode_object(checked(value)), lambda data: _decode_object(data, classes))
@@ -389,8 +365,8 @@ def _objects(classes: tuple[type[object], ...]) -> _Codec:
 # Our own classes say what they are by their `type`; of anything else it has to be tried which option fits.
 def _union(options: tuple[Any, ...]) -> _Codec:
     optional = type(None) in options
-    classes = tuple([get_origin(o) or o for o in options if _is_stored(get_origin(o) or o)])
-    codecs = [_codec(o) for o in options if o is not type(None) and not _is_stored(get_origin(o) or o)]
+    classes = tuple([get_origin(o) or o for o in options if is_stored(get_origin(o) or o)])
+    codecs = [_codec(o) for o in options if o is not type(None) and not is_stored(get_origin(o) or o)]
     if classes:
         codecs.append(_objects(classes))
     chosen = codecs[0] if len(codecs) == 1 else _first_of(codecs)
@@ -424,9 +400,9 @@ def _or_none(codec: _Codec) -> _Codec:
 # A result may be one of our values, several of them, or an author's JSON, and the three must stay apart when they are
 # read: JSON of an author that looks like one of ours would otherwise come back as ours.
 def _encode_any(value: object) -> object:
-    if _is_stored(type(value)):
+    if is_stored(type(value)):
         return _encode_object(value)
-    if type(value) is tuple and all(_is_stored(type(v)) for v in value):
+    if type(value) is tuple and all(is_stored(type(v)) for v in value):
         return {"type": "tuple", "items": _ITEMS.encode(value)}
     return {"type": "json", "value": _RAW.encode(value)}
 
@@ -589,16 +565,12 @@ class _Raw:
     """Stands for ``JsonValue`` in annotations."""
 
 
-def _names() -> dict[str, object]:
-    names: dict[str, object] = {}
-    for module in MODULES:
-        names.update(vars(module))
-    return {**names, **STORED, "JsonDict": JsonDict, "JsonValue": _Raw}
-
-
 _SHAPES: dict[type[Any], _Shape] = {}
-_NAMES = _names()
+_NAMES = {"JsonDict": JsonDict, "JsonValue": _Raw, "ToolLike": ToolLike} | {
+    row.cls.__name__: row.cls for row in STORED_TYPES
+}
+"""What annotations may name besides what their module has: classes that it imports for type checkers only."""
 _ANY = _Codec(_encode_any, _decode_any)
 _ITEMS = _sequence(_objects((object,)))
 _MESSAGES = _sequence(_objects((messages.UserMessage, messages.AssistantMessage, messages.ToolMessage)))
-_SHAPES[Transcript] = _shape_of(Transcript, {"messages": _Member(_MESSAGES, attrs.NOTHING)})
+_SHAPES[Transcript] = _shape_of(_ROWS[Transcript], [_Member("messages", _MESSAGES, attrs.NOTHING)])

@@ -24,6 +24,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.yields import Perform
 
 __all__ = (
+    "EFFECT_KINDS",
     "RUNS",
     "WAITS",
     "AskPerson",
@@ -341,6 +342,22 @@ Leaf: TypeAlias = (
     | EndRuns
 )
 """An effect that has a number."""
+
+# Written out and not derived from the names of the classes: a journal that was written once is read for ever.
+EFFECT_KINDS: Mapping[type[Leaf], str] = {
+    CallModel: "model_call",
+    CallTool: "tool_call",
+    CallBody: "tool_call",
+    Spawn: "agent_call",
+    CallFunction: "perform",
+    AskPerson: "ask",
+    AwaitTime: "sleep",
+    AwaitMessage: "receive",
+    AwaitRuns: "wait",
+    TellRun: "send",
+    EndRuns: "cancel",
+}
+"""The kind of each effect in records and messages. ``RunInBackground`` has no record of its own."""
 
 
 @frozen

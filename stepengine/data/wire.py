@@ -3,7 +3,7 @@ Foreign history in and out: the widespread ``{"role", "content"}`` form.
 
 Its content is text or blocks of type ``text``, ``tool_use``, ``tool_result``, ``image`` and the like. Read is also how Chat
 Completions writes calls and results, as ``tool_calls`` of an assistant message and messages with the role ``tool``, and
-our own stored form (``{"type": "UserMessage", ...}``), so that nothing is lost when a handler passes messages on as JSON,
+our own stored form (``{"type": "user_message", ...}``), so that nothing is lost when a handler passes messages on as JSON,
 and the AI SDK's form (``data.ai_sdk``), in which codebuff's histories are. What a message holds beside that is refused by name. Writing keeps everything that the form can hold; provider data is
 left out.
 """

@@ -508,7 +508,7 @@ class _Player:
         if type(known) is Value and type(item.effect) in (Spawn, *OF_CHILDREN):
             return await self._about_children(item, io, known)
         for attempt in self._played.attempts(item):
-            error = restored({"type": "Failure", "error": attempt["error"]}).error
+            error = restored({"type": "failure", "error": attempt["error"]}).error
             io.attempt(Failure(error), restored(attempt["usage"]) if "usage" in attempt else None)
         return known
 
@@ -606,7 +606,7 @@ def order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) -> tu
         )
         if form is not None or touched_world(intent.effect):
             outcomes[address] = (
-                MODEL if intent.type == "CallModel" else kind_of_effect(cast("Any", intent.effect)),
+                MODEL if intent.type == "model_call" else kind_of_effect(cast("Any", intent.effect)),
                 fp,
                 form,
             )

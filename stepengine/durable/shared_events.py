@@ -318,7 +318,7 @@ class SharedEvents:
             key = _key(record)
             if isinstance(record, Head):
                 self._project(follower, [record])
-            elif isinstance(record, Input) and record.input.get("type") == "Stop":
+            elif isinstance(record, Input) and record.input.get("type") == "stop":
                 self._last.append(record)
             elif key is not None:
                 self._here[key] = record
@@ -370,6 +370,6 @@ def _key(record: Record) -> str | None:
         return f"i{record.path}#{record.seq}"
     if isinstance(record, Result):
         return f"r{record.path}#{record.seq}"
-    if isinstance(record, Input) and record.input.get("type") == "Wakes":
+    if isinstance(record, Input) and record.input.get("type") == "wake_time":
         return f"w{record.path}#{record.seq}"
     return None

@@ -105,8 +105,8 @@ WAIT = "wait"
 # Short names, since they stand in every row's name in the database, and fixed ones: a row that was written once is
 # compared by its name for ever.
 KINDS = {
-    "CallModel": MODEL, "CallTool": TOOL, "Perform": PERFORM, "Spawn": CHILD, "Ask": ASK,
-    "Sleep": SLEEP, "Receive": RECEIVE, "Await": AWAIT, "Tell": TELL, "Cancel": CANCEL,
+    "model_call": MODEL, "tool_call": TOOL, "perform": PERFORM, "agent_call": CHILD, "ask": ASK,
+    "sleep": SLEEP, "receive": RECEIVE, "wait": AWAIT, "send": TELL, "cancel": CANCEL,
 }  # fmt: skip
 OF_CHILDREN = (AwaitRuns, EndRuns)
 REASON = "reason"

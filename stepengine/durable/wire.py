@@ -330,7 +330,7 @@ def error_of(form: Mapping[str, object] | None) -> StepEngineError | None:
     """Return the error that is stored."""
     if form is None:
         return None
-    error: StepEngineError = restored({"type": "Failure", "error": form}).error
+    error: StepEngineError = restored({"type": "failure", "error": form}).error
     return error
 
 

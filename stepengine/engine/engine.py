@@ -410,7 +410,7 @@ class Engine:
         """
         Repeat a recorded run; nothing is performed, so no model, no tool, no network and no key is needed.
 
-        With ``live={"call_tool"}`` tools really run, and must come to the recorded results.
+        With ``live={"tool_call"}`` tools really run, and must come to the recorded results.
 
         The result's journal is what the replay would have recorded: that of an unchanged agent is equal byte for byte.
 

@@ -572,10 +572,10 @@ def _at_least_spent(limits: Limits, session: JournaledRun) -> Limits:
     # hold from where it goes live (reliability:JR29).
     own = [i for (path, seq), i in history.intents.items() if not path and seq >= 0]
     asked = {i.seq if i.gather is None else i.gather for i in own}
-    spent = {"max_steps": sum(i.type == "CallModel" for i in own), "max_actions": len(asked)}
+    spent = {"max_steps": sum(i.type == "model_call" for i in own), "max_actions": len(asked)}
     given = {name: getattr(limits, name) for name in spent}
     limits = attrs.evolve(limits, **{n: max(v, spent[n]) for n, v in given.items() if v is not None})
-    steps = _first_steps(question for i in own if i.type == "Ask" for question in questions_of(history.form(i)))
+    steps = _first_steps(question for i in own if i.type == "ask" for question in questions_of(history.form(i)))
     return limits if steps is None else attrs.evolve(limits, max_steps=steps, ask=True)
 
 
@@ -596,7 +596,7 @@ def _recorded_models(session: JournaledRun, forked: Journal | None) -> RecordedM
     # be before the first model call.
     models: dict[str, str] = {}
     for (path, _), intent in history.intents.items():
-        if intent.type == "CallModel":
+        if intent.type == "model_call":
             models.setdefault(history.model(intent), path)
     root = history.root.get("model") or next((model for model, path in models.items() if not path), None)
     if root is not None:

@@ -112,7 +112,7 @@ class ReplayOptions(TypedDict, total=False):
 
     Attributes:
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
-        live: Kinds of effects that are performed for real: ``"call_tool"`` and ``"perform"``, whose results
+        live: Kinds of effects that are performed for real: ``"tool_call"`` and ``"perform"``, whose results
             must be the recorded ones. Models answer anew in ``rerun``.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
             at once.

@@ -23,6 +23,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.effects import (
+    EFFECT_KINDS,
     RUNS,
     WAITS,
     AskPerson,
@@ -74,11 +75,6 @@ __all__ = ("Frame", "FrameKind", "HookCall", "Moment", "Stepper", "Tape")
 
 FrameKind: TypeAlias = Literal["handler", "helper", "hook", "tool", "program", "package", "opaque"]
 TOPS = ("handler", "hook", "tool")
-STORED_AS: Mapping[type[Leaf], str] = {
-    CallModel: "CallModel", CallTool: "CallTool", CallBody: "CallTool", Spawn: "Spawn", CallFunction: "Perform", AskPerson: "Ask",
-    AwaitTime: "Sleep", AwaitMessage: "Receive", AwaitRuns: "Await", TellRun: "Tell", EndRuns: "Cancel",
-}  # fmt: skip
-"""The name of each effect in a record."""
 MAX_FRAMES = 100
 SHOWN = 200
 
@@ -195,7 +191,7 @@ class Tape:
         self.places = {address: position for position, address in enumerate(self.order)}
         self.steps: dict[str, list[int]] = {}
         for (path, seq), intent in self.history.intents.items():
-            if intent.type == "CallModel":
+            if intent.type == "model_call":
                 self.steps.setdefault(path, []).append(seq)
         self.verified = 0
 
@@ -497,7 +493,7 @@ class Stepper:
         if (
             place is not None
             and place < self._tape.verified
-            and self.history.intents[address].type == STORED_AS[type(item.effect)]
+            and self.history.intents[address].type == EFFECT_KINDS[type(item.effect)]
         ):
             self._past.use(address)
             return

@@ -87,7 +87,7 @@ def compactions(history: History) -> Iterator[Compaction]:
         if address == ROOT:
             continue
         sent = before.get(intent.path)
-        if intent.type == "CallModel" and history.form(intent)["purpose"] in OF_A_STEP:
+        if intent.type == "model_call" and history.form(intent)["purpose"] in OF_A_STEP:
             request = history.request(intent)
             goes_on = any(type(message) is AssistantMessage for message in request.tail)
             if sent is not None and not goes_on:
@@ -96,7 +96,7 @@ def compactions(history: History) -> Iterator[Compaction]:
                     yield found
             known = sent if sent is not None and goes_on else _LastShown(request.messages, sent.step + 1 if sent else 1)
             before[intent.path] = known.with_reply(history, intent)
-        elif sent is not None and intent.type == "CallTool":
+        elif sent is not None and intent.type == "tool_call":
             before[intent.path] = sent.with_result(history, intent)
 
 

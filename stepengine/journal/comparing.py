@@ -9,7 +9,7 @@ from attrs import frozen
 
 from stepengine.data.effects import CallModel
 from stepengine.data.matching import BoundedMatcher
-from stepengine.journal.divergence import Field, fields_between, fields_of_effects, verb
+from stepengine.journal.divergence import Field, effect_label, fields_between, fields_of_effects
 from stepengine.journal.encoding import outcome_members
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.fingerprints import Fingerprints
@@ -134,19 +134,19 @@ class _Sides:
     def _pair(self, a: Intent | None, b: Intent | None, *, equal: bool) -> Iterator[RunChange]:
         if a is None or b is None or (not equal and a.type != b.type):
             if a is not None:
-                yield RunChange("removed", shown_address(a.path, a.seq), "", verb(a.effect))
+                yield RunChange("removed", shown_address(a.path, a.seq), "", effect_label(a.effect))
             if b is not None:
-                yield RunChange("added", "", shown_address(b.path, b.seq), verb(b.effect))
+                yield RunChange("added", "", shown_address(b.path, b.seq), effect_label(b.effect))
             return
         places = shown_address(a.path, a.seq), shown_address(b.path, b.seq)
         if not equal:
-            yield RunChange("changed", *places, verb(b.effect), tuple(self._fields(a, b)))
+            yield RunChange("changed", *places, effect_label(b.effect), tuple(self._fields(a, b)))
         if a.begins_run and b.begins_run:
             yield from self._runs(child_path(a.path, a.seq), child_path(b.path, b.seq))
-        yield from self._outcomes((a.path, a.seq), (b.path, b.seq), "outcome", verb(b.effect))
+        yield from self._outcomes((a.path, a.seq), (b.path, b.seq), "outcome", effect_label(b.effect))
 
     def _fields(self, a: Intent, b: Intent) -> list[Field]:
-        if a.type == "CallModel" and self._left is not None:
+        if a.type == "model_call" and self._left is not None:
             if self._left <= 0:
                 return []
             self._left -= 1
@@ -179,7 +179,7 @@ def _effects(history: History, path: str) -> list[Intent]:
 
 
 def _other_fields(a: History, b: History, ours: Intent, theirs: Intent, plain: Redactor) -> list[Field]:
-    if ours.type == "CallModel":
+    if ours.type == "model_call":
         now = Intent(theirs.path, theirs.seq, CallModel(theirs.seq, b.request(theirs)))
         return fields_of_effects(a, ours, now, plain)
     return fields_of_effects(a, ours, Intent(theirs.path, theirs.seq, b.form(theirs)), plain)
@@ -200,7 +200,7 @@ def _numbers(history: History) -> dict[str, object]:
     spending = spending_of(history)
     return {
         "effects": len(history.intents) - 1,
-        "model calls": sum(i.type == "CallModel" for i in history.intents.values()),
+        "model calls": sum(i.type == "model_call" for i in history.intents.values()),
         "tokens": spending.usage.total_tokens,
         "cost": None if spending.cost is None else str(spending.cost),
         "milliseconds": history.last_at,

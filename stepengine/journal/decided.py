@@ -88,7 +88,7 @@ def _all(history: History, created: datetime) -> Iterator[Decided]:
 
 def _of_result(history: History, record: Result, number: int, created: datetime) -> Iterator[Decided]:
     intent = history.intents[record.path, record.seq]
-    outcome = history.outcome(record) if intent.type == "Ask" else None
+    outcome = history.outcome(record) if intent.type == "ask" else None
     if type(outcome) is Value:
         form = history.form(intent)
         for question, answer in zip(questions_of(form), outcome.value, strict=True):
@@ -97,7 +97,7 @@ def _of_result(history: History, record: Result, number: int, created: datetime)
 
 def _of_input(history: History, record: Input, number: int, created: datetime) -> Iterator[Decided]:
     address, said = (record.path, record.seq), record.input
-    if said["type"] == "Taken":
+    if said["type"] == "manual_result":
         yield Decided(
             **_DecisionPlace.of(record, number, created)._asdict(),
             kind="result",
@@ -105,7 +105,7 @@ def _of_input(history: History, record: Input, number: int, created: datetime) -
             by=said["by"],
             reason=said["reason"],
         )
-    elif said["type"] == "Answered" and address not in history.results:
+    elif said["type"] == "answer" and address not in history.results:
         # With the last answer all of them stand in the result.
         form = history.form(history.intents[address])
         found = next((each for each in questions_of(form) if each.id == said["question_id"]), None)

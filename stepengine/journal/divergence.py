@@ -26,31 +26,19 @@ __all__ = (
     "Field",
     "defined_at",
     "divergence_error",
+    "effect_label",
     "fields_between",
     "fields_of_effects",
     "guess",
     "parked_at",
     "request_fields",
     "shown_value",
-    "verb",
 )
 
 DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undecodable", "live_result"]
 MAX_FIELDS = 12
 WINDOW = 200
 SHOWN = 60
-VERBS = {
-    "CallModel": "call_model",
-    "CallTool": "call_tool",
-    "Perform": "perform",
-    "Ask": "ask",
-    "Spawn": "spawn",
-    "Sleep": "sleep",
-    "Receive": "receive",
-    "Await": "wait",
-    "Tell": "tell",
-    "Cancel": "cancel",
-}
 
 
 class Field(NamedTuple):
@@ -109,7 +97,7 @@ def divergence_error(
         now_calls_model: Whether the run asked for a model call here, which then belongs to the step it opens.
     """
     path, seq = address
-    before = sum(1 for (p, s), i in history.intents.items() if p == path and s < seq and i.type == "CallModel")
+    before = sum(1 for (p, s), i in history.intents.items() if p == path and s < seq and i.type == "model_call")
     step = before + now_calls_model
     whose = f" of {agent_id}" if agent_id else ""
     lines = [f"the run diverged from {history.name} at step {step}, effect {shown_address(*address)}{whose}: {asked}"]
@@ -152,13 +140,13 @@ def _advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
     return "\n".join(lines)
 
 
-def verb(form: CallModel | Mapping[str, object]) -> str:
-    """Return what an effect does, in a word or two."""
+def effect_label(form: CallModel | Mapping[str, object]) -> str:
+    """Return the kind of an effect and the name of its tool, function or agent, such as ``"tool_call read_files"``."""
     if type(form) is CallModel:
-        return "call_model"
+        return "model_call"
     members: Mapping[str, Any] = form  # type: ignore[assignment]
     name = members.get("tool_name") or members.get("name") or members.get("agent_id") or ""
-    return f"{VERBS[members['type']]} {name}".rstrip()
+    return f"{members['type']} {name}".rstrip()
 
 
 # --- what differs ---------------------------------------------------------------------------------------------------
@@ -169,7 +157,7 @@ def fields_of_effects(history: History, intent: Intent, now: Intent, redactor: R
     recorded, asked = history.form(intent), history.form(now)
     if recorded["type"] != asked["type"]:
         return [Field("/type", shown_value(recorded["type"]), shown_value(asked["type"]))]
-    if recorded["type"] == "CallModel":
+    if recorded["type"] == "model_call":
         old = {**recorded["request"], "messages": history.messages(intent)}
         return request_fields(redactor.value(old), redactor.value(asked["request"]))
     return list(fields_between(redactor.value(fingerprinted_part(recorded)), redactor.value(fingerprinted_part(asked))))

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import attrs
 
-from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any
+from stepengine.data.codec import bare, bare_any, is_stored, restored, restored_any
 from stepengine.data.effects import (
     RUNS,
     WAITS,
@@ -124,7 +124,7 @@ def describe_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
 def plain_form(tool_name: str, given: JsonDict, tool_call_id: str, source: str) -> dict[str, Any]:
     """Return the stored form of a call that must not happen twice."""
     return {
-        "type": "CallTool",
+        "type": "tool_call",
         "tool_name": tool_name,
         "input": given,
         "tool_call_id": tool_call_id,
@@ -148,7 +148,7 @@ def sandbox_of(plan: RunPlan, tool_name: str) -> str:
 
 def _spawn(effect: Spawn) -> Form:
     form: dict[str, object] = {
-        "type": "Spawn",
+        "type": "agent_call",
         "agent_id": effect.agent_id,
         "prompt": effect.prompt,
         "params": effect.params,
@@ -160,13 +160,13 @@ def _spawn(effect: Spawn) -> Form:
 
 def _function(effect: CallFunction) -> Form:
     call = effect.call
-    form: dict[str, object] = {"type": "Perform", "name": name_of(call.fn), "args": [_argument(a) for a in call.args]}
+    form: dict[str, object] = {"type": "perform", "name": name_of(call.fn), "args": [_argument(a) for a in call.args]}
     form["kwargs"] = {k: _argument(v) for k, v in call.kwargs.items()}
     return form | ({"idempotent": True} if call.is_idempotent else {})
 
 
 def _question(effect: AskPerson) -> Form:
-    form = {"type": "Ask", "questions": [_encode_question(q) for q in effect.questions], "purpose": effect.purpose}
+    form = {"type": "ask", "questions": [_encode_question(q) for q in effect.questions], "purpose": effect.purpose}
     return form | _of_call(effect)
 
 
@@ -176,24 +176,24 @@ def _of_call(effect: Spawn | AskPerson) -> dict[str, object]:
 
 def _time(effect: AwaitTime) -> Form:
     until = None if effect.until is None else effect.until.isoformat()
-    return {"type": "Sleep", "seconds": effect.seconds} if until is None else {"type": "Sleep", "until": until}
+    return {"type": "sleep", "seconds": effect.seconds} if until is None else {"type": "sleep", "until": until}
 
 
 def _message(effect: AwaitMessage) -> Form:
-    return {"type": "Receive", "topic": effect.topic, **_within(effect.timeout)}
+    return {"type": "receive", "topic": effect.topic, **_within(effect.timeout)}
 
 
 def _runs(effect: AwaitRuns) -> Form:
-    return {"type": "Await", "children": list(effect.children), "need": effect.need, **_within(effect.timeout)}
+    return {"type": "wait", "children": list(effect.children), "need": effect.need, **_within(effect.timeout)}
 
 
 def _encode_tell(effect: TellRun) -> Form:
-    form = {"type": "Tell", "child": effect.child, "value": effect.value}
+    form = {"type": "send", "child": effect.child, "value": effect.value}
     return form | ({"topic": effect.topic} if effect.topic else {})
 
 
 def _encode_cancel(effect: EndRuns) -> Form:
-    form = {"type": "Cancel", "children": list(effect.children)}
+    form = {"type": "cancel", "children": list(effect.children)}
     return form | ({"reason": effect.reason} if effect.reason else {})
 
 
@@ -241,7 +241,7 @@ def _shown_argument(value: object) -> object:
         return freeze(value)
     except DataError:
         pass
-    if STORED.get(type(value).__name__) is type(value):
+    if is_stored(type(value)):
         return bare(value)
     dump = getattr(value, "model_dump", None)
     if dump is not None and not isinstance(value, type):
@@ -271,7 +271,7 @@ def must_last(item: Item, form: Form) -> bool:
 
 def touched_world(form: object) -> bool:
     """Return whether a recorded effect may have changed something outside, so that repeating it would change it again."""
-    if not isinstance(form, Mapping) or form["type"] not in ("CallTool", "Perform"):
+    if not isinstance(form, Mapping) or form["type"] not in ("tool_call", "perform"):
         return False
     # What the body of a tool did is in its own effects.
     return not (form.get("idempotent") or form.get("yields"))
@@ -279,7 +279,7 @@ def touched_world(form: object) -> bool:
 
 def questions_of(form: object) -> tuple[Question, ...]:
     """Return the questions of a recorded ``Ask``; none of any other effect."""
-    if isinstance(form, Mapping) and form.get("type") == "Ask":
+    if isinstance(form, Mapping) and form.get("type") == "ask":
         return tuple([restored(q) for q in form["questions"]])
     return ()
 
@@ -294,9 +294,9 @@ def storable(error: StepEngineError) -> StepEngineError:
     A subclass that only this process knows cannot be read back; whoever catches it must see the same live and on replay.
     """
     kind = type(error)
-    if STORED.get(kind.__name__) is kind:
+    if is_stored(kind):
         return error
-    known = cast("type[StepEngineError]", next(c for c in kind.__mro__ if STORED.get(c.__name__) is c))
+    known = cast("type[StepEngineError]", next(c for c in kind.__mro__ if is_stored(c)))
     named: Callable[..., StepEngineError] = known
     made = named(error.message, **{f: getattr(error, f) for f in known.fields})
     made.__cause__ = error
@@ -336,7 +336,7 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
     inputs = tuple([restored(message) for message in members["inputs"]]) if "inputs" in members else ()
     at = members["at"]
     if "error" in members:
-        return Failure(restored({"type": "Failure", "error": members["error"]}).error, at, inputs)
+        return Failure(restored({"type": "failure", "error": members["error"]}).error, at, inputs)
     try:
         return Value(restored_any(members["value"]), at, inputs)
     except DataError as error:
@@ -499,7 +499,7 @@ class Encoder:
                 record.fp = self.prints.of_request(effect.request)
             messages = self._bases.difference(record.path, record.seq, effect.request.messages)
             request = request_members(effect.request, messages, whole=False)
-            form: Mapping[str, Any] = {"type": "CallModel", "purpose": effect.purpose, "request": request}
+            form: Mapping[str, Any] = {"type": "model_call", "purpose": effect.purpose, "request": request}
         else:
             form = effect
             if not record.fp:
@@ -524,7 +524,7 @@ class Encoder:
         assert outcome is not None  # noqa: S101 - a result of this process has its outcome
         members.update(outcome_members(outcome))
         value = members.get("value")
-        if self._stable and isinstance(value, dict) and value.get("type") == "ModelReply":
+        if self._stable and isinstance(value, dict) and value.get("type") == "model_reply":
             value.pop("request_id", None)
             said = {k: v for k, v in value.pop("provider_data", {}).items() if k not in VOLATILE}
             members["value"] = {**value, **({"provider_data": said} if said else {})}
@@ -777,7 +777,7 @@ class _Bases:
                 length >= before if shared is last.shared else before == _transcript(last).shared_prefix(transcript)
             ):
                 # It goes on from the last one, as it nearly always does.
-                said = {"type": "Slice", "seq": last.seq, "start": 0, "stop": before}
+                said = {"type": "slice", "seq": last.seq, "start": 0, "stop": before}
                 last.seq, last.shared = seq, shared
                 last.length = last.longest = length
                 if last.count < KEPT_BASES:
@@ -795,7 +795,7 @@ class _Bases:
         if base is None:
             return list(transcript)
         (path, seq), known, shared = base
-        where: dict[str, object] = {"type": "Slice"} | ({"path": path} if path != address[0] else {}) | {"seq": seq}
+        where: dict[str, object] = {"type": "slice"} | ({"path": path} if path != address[0] else {}) | {"seq": seq}
         made: list[object] = [{**where, "start": 0, "stop": shared}] if shared else []
         if shared in (len(known), len(transcript)):
             return made + list(transcript[shared:])

@@ -39,14 +39,14 @@ DIGITS = 32
 KEPT = 64
 # What the outside world would see of each effect; ids, addresses and annotations are not part of it (replay:D2).
 SEEN = {
-    "CallTool": ("type", "tool_name", "input"),
-    "Perform": ("type", "name", "args", "kwargs"),
-    "Spawn": ("type", "agent_id", "prompt", "params"),
-    "Sleep": ("type",),
-    "Receive": ("type",),
-    "Await": ("type", "children", "need"),
-    "Tell": ("type", "child", "value"),
-    "Cancel": ("type", "children"),
+    "tool_call": ("type", "tool_name", "input"),
+    "perform": ("type", "name", "args", "kwargs"),
+    "agent_call": ("type", "agent_id", "prompt", "params"),
+    "sleep": ("type",),
+    "receive": ("type",),
+    "wait": ("type", "children", "need"),
+    "send": ("type", "child", "value"),
+    "cancel": ("type", "children"),
 }
 SEEN_IF_THERE = ("background", "seconds", "until", "timeout", "topic")
 """What a form lacks where nobody asked for it."""
@@ -126,7 +126,7 @@ class Fingerprints:
 
     def _make_rest(self, request: ModelRequest) -> Mapping[str, Any]:
         view: dict[str, object] = {
-            "type": "CallModel",
+            "type": "model_call",
             "model": request.model,
             "system_prompt": self.prompt(request.system_prompt),
             "tools": self.tools(request.tools),
@@ -186,8 +186,8 @@ class Fingerprints:
 
 def fingerprinted_part(form: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a stored form that counts for its fingerprint."""
-    if form["type"] == "Ask":
+    if form["type"] == "ask":
         questions = [{n: q[n] for n in SEEN_OF_QUESTION if n in q} for q in form["questions"]]
-        return {"type": "Ask", "purpose": form["purpose"], "questions": questions}
+        return {"type": "ask", "purpose": form["purpose"], "questions": questions}
     also = [name for name in SEEN_IF_THERE if name in form]
     return {name: form[name] for name in (*SEEN[form["type"]], *also)}

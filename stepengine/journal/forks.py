@@ -112,7 +112,7 @@ def _keep_before(history: History, cut: Cut, address: Address, run: str) -> list
 
 
 def _keeps_input(cut: Cut, record: Input) -> bool:
-    if record.input.get("type") in ("Stop", SIGNED):
+    if record.input.get("type") in ("stop", SIGNED):
         return False
     place = parent_of(record.path) if record.seq < 0 else (record.path, record.seq)
     return cut.keeps_intent(place)

@@ -88,7 +88,7 @@ __all__ = (
     "stop_of",
 )
 
-WAITING: Mapping[str, WaitsFor] = {"Sleep": "time", "Receive": "message", "Await": "child"}
+WAITING: Mapping[str, WaitsFor] = {"sleep": "time", "receive": "message", "wait": "child"}
 """What each type of effect that only waits waits for."""
 ChosenModels: TypeAlias = tuple[Mapping[str, str], Mapping[str, str]]
 """The models in place of those that agents name, by agent id: the engine's, and those of one run alone."""
@@ -206,7 +206,7 @@ class History:
     def computed(self) -> Mapping[Address, Sequence[Any]]:
         """The results of the work in bodies of tools, in order, by the address of the call, as far as the call has its result."""
         if self._computed is None:
-            found = [record for record in self.inputs if record.input.get("type") == "Computed"]
+            found = [record for record in self.inputs if record.input.get("type") == "computed"]
             self._computed = {(record.path, record.seq): record.input["values"] for record in found}
         return self._computed
 
@@ -214,7 +214,7 @@ class History:
     def stop(self) -> Input | None:
         """What stopped the run from outside, if that is the last thing recorded: whatever follows a stop went on after it."""
         last = next((r for r in reversed(self.records) if type(r) is not Input or r.input.get("type") != SIGNED), None)
-        return last if type(last) is Input and last.input.get("type") == "Stop" else None
+        return last if type(last) is Input and last.input.get("type") == "stop" else None
 
     @property
     def root(self) -> Mapping[str, Any]:
@@ -255,10 +255,10 @@ class History:
             result = self.end_of(path)
             value = None if result is None else getattr(self.outcome(result), "value", None)
             return isinstance(value, ChildResult) and value.status is RunStatus.TRUNCATED
-        if after.type != "CallModel":
+        if after.type != "model_call":
             return True
         tail = self.form(after)["request"].get("tail") or ()
-        return not any(message["type"] == "AssistantMessage" for message in tail)
+        return not any(message["type"] == "assistant_message" for message in tail)
 
     def named_output(self, path: str) -> bool:
         """Return whether only the type's name is recorded of the output of the run at *path*, as was once done for what is not JSON."""
@@ -277,17 +277,17 @@ class History:
         kind, path, address = record.input.get("type"), record.path, (record.path, record.seq)
         self.kinds.setdefault(address, set()).add(str(kind))
         match kind:
-            case "SystemPrompt":
+            case "system_prompt":
                 self.prompts[path] = record.input["text"]
-            case "ContextWindow":
+            case "context_window":
                 self.windows[path] = record.input["tokens"]
-            case "Kept":
+            case "accepted_difference":
                 self.kept.add((address, record.input["fp"]))
-            case "Gap":
+            case "gap":
                 self._next[path] = record.seq
-            case "Begun":
+            case "partial_usage":
                 self._take_begun(address, begun_of(record.input))
-            case "Waits":
+            case "result_pending":
                 self.waiting.add(address)
             case _:
                 pass
@@ -365,7 +365,7 @@ class History:
         if self._told is None:
             self._told = {}
             for address, intent in self.intents.items():
-                result = self.results.get(address) if intent.type in ("Await", "Cancel") else None
+                result = self.results.get(address) if intent.type in ("wait", "cancel") else None
                 awaited = None if result is None else getattr(self.outcome(result), "value", None)
                 for child in awaited.done if isinstance(awaited, Awaited) else ():
                     self._told.setdefault(child, address)
@@ -389,7 +389,7 @@ class History:
         effect = intent.effect
         if type(effect) is CallModel:
             request = request_members(effect.request, [bare(m) for m in effect.request.messages], whole=True)
-            return {"type": "CallModel", "purpose": effect.purpose, "request": request}
+            return {"type": "model_call", "purpose": effect.purpose, "request": request}
         if not intent.is_stored:
             return cast("Mapping[str, Any]", effect)
         address = (intent.path, intent.seq)
@@ -431,11 +431,11 @@ class History:
         try:
             made = outcome_of(self._fill_blobs(result))
             if result.seq == -1 and result.path:
-                check_outcome("Spawn", made)
+                check_outcome("agent_call", made)
                 return made
             intent = self.intents[result.path, result.seq]
-            asked = len(self.form(intent)["questions"]) if intent.type == "Ask" else 0
-            check_outcome("Start" if intent.is_background else intent.type, made, asked)
+            asked = len(self.form(intent)["questions"]) if intent.type == "ask" else 0
+            check_outcome("agent_start" if intent.is_background else intent.type, made, asked)
             told = made.value if type(made) is Value else None
             if isinstance(told, Awaited):
                 self._check_ends(intent, told)
@@ -477,13 +477,13 @@ class History:
         if self._tools is None:
             self._tools = {}
             for intent in self.intents.values():
-                if intent.type == "CallTool":
+                if intent.type == "tool_call":
                     named = intent.subject
                     name = named if isinstance(named, str) else self.form(intent)["tool_name"]
                     self._tools.setdefault(intent.path, set()).add(name)
         return frozenset(self._tools.get(path, ()))
 
-    def about_call(self, kind: Literal["CallTool", "Ask"], path: str, tool_call_id: str | None) -> Sequence[Intent]:
+    def about_call(self, kind: Literal["tool_call", "ask"], path: str, tool_call_id: str | None) -> Sequence[Intent]:
         """
         Return the effects of a kind that are about one tool call of the run at *path*, in order.
 
@@ -492,7 +492,7 @@ class History:
         if self._about is None:
             self._about = {}
             for intent in self.intents.values():
-                if intent.type in ("CallTool", "Ask"):
+                if intent.type in ("tool_call", "ask"):
                     key = intent.type, intent.path, self.form(intent).get("tool_call_id")
                     self._about.setdefault(key, []).append(intent)
         return self._about.get((kind, path, tool_call_id), ())
@@ -529,7 +529,7 @@ class History:
         """Give what a part of a request is made of: messages, and parts of earlier requests."""
         position = 0
         for item in self._items(part.address):
-            sliced = item["type"] == "Slice"
+            sliced = item["type"] == "slice"
             end = position + (item["stop"] - item["start"] if sliced else 1)
             first, last = max(part.start, position), end if part.stop is None else min(part.stop, end)
             if first < last:
@@ -552,7 +552,7 @@ class History:
         known = self.intents.get(source)
         if (
             known is None
-            or not (source == ROOT or known.type == "CallModel")
+            or not (source == ROOT or known.type == "model_call")
             or self._order[source] >= self._order[address]
         ):
             msg = f"it shares messages with {shown_address(*source)}, which is not an earlier request"
@@ -591,9 +591,9 @@ class History:
         """Return the history of a recorded request; one that only grew shares its messages with the one it grew from."""
         first = items[0] if items else {"type": ""}
         source: Address = (str(first.get("path", intent.path)), int(first.get("seq", -2)))
-        base = self._built.get(source) if first["type"] == "Slice" else None
+        base = self._built.get(source) if first["type"] == "slice" else None
         grew = base is not None and (first["start"], first["stop"]) == (0, len(base))
-        if base is not None and grew and all(item["type"] != "Slice" for item in items[1:]):
+        if base is not None and grew and all(item["type"] != "slice" for item in items[1:]):
             made = base.extend([restored(m) for m in items[1:]])
         else:
             known = self._messages_if_built(intent, items)
@@ -611,7 +611,7 @@ class History:
         """
         found: list[Message] = []
         for item in items:
-            if item["type"] != "Slice":
+            if item["type"] != "slice":
                 found.append(restored(item))
                 continue
             source: Address = (str(item.get("path", intent.path)), int(item["seq"]))
@@ -637,7 +637,7 @@ class History:
         match record:
             case Intent():
                 form: Any = self.form(record)
-                if form["type"] == "CallModel":
+                if form["type"] == "model_call":
                     form = CallModel(record.seq, self.request(record), form["purpose"])
                 return attrs.evolve(record, given=form, fp="", read_from=None)
             case Result():
@@ -665,13 +665,13 @@ class History:
 
     def unread_messages(self) -> list[dict[str, Any]]:
         """Return the messages that were sent to runs and that none of them took or refused, in the order in which they came."""
-        gone = {i.input["id"] for i in self.inputs if i.input.get("type") == "Refused"}
+        gone = {i.input["id"] for i in self.inputs if i.input.get("type") == "rejected_message"}
         for address, intent in self.intents.items():
-            result = self.results.get(address) if intent.type == "Receive" else None
+            result = self.results.get(address) if intent.type == "receive" else None
             received = None if result is None else getattr(self.outcome(result), "value", None)
             if isinstance(received, Received):
                 gone.add(received.id)
-        found = [i for i in self.inputs if i.input.get("type") == "Message" and i.input["topic"]]
+        found = [i for i in self.inputs if i.input.get("type") == "message" and i.input["topic"]]
         names = ("id", "topic", "value")
         return [{"path": i.path, **{n: i.input[n] for n in names}} for i in found if i.input["id"] not in gone]
 
@@ -685,8 +685,8 @@ class History:
         told: dict[str, list[str]] = {}
         for record in self.inputs:
             said = record.input
-            is_input = said.get("type") == "Letter" and said["kind"] == "input"
-            if is_input or (said.get("type") == "Message" and not said["topic"]):
+            is_input = said.get("type") == "mailbox_message" and said["kind"] == "input"
+            if is_input or (said.get("type") == "message" and not said["topic"]):
                 told.setdefault(record.path, []).append(str(said["value"]))
         for (path, _), result in self.results.items() if told else ():
             waiting = told.get(path)
@@ -698,7 +698,7 @@ class History:
 
     def kept_ids(self) -> set[str]:
         """Return the ids of the messages and letters that the record has."""
-        kinds = ("Message", "Refused", "Letter")
+        kinds = ("message", "rejected_message", "mailbox_message")
         return {str(i.input["id"]) for i in self.inputs if i.input.get("type") in kinds}
 
     def waits(self) -> list[Waits]:
@@ -714,7 +714,7 @@ class History:
 
     def _wait_of(self, address: Address, intent: Intent) -> Waits:
         if self._wakes is None:
-            known = [i for i in self.inputs if i.input.get("type") == "Wakes"]
+            known = [i for i in self.inputs if i.input.get("type") == "wake_time"]
             self._wakes = {(i.path, i.seq): int(i.input["until"]) for i in known}
         form, until, head = self.form(intent), self._wakes.get(address), self.head
         wakes_at = None
@@ -722,18 +722,18 @@ class History:
             with contextlib.suppress(OverflowError):
                 wakes_at = created_of(head) + timedelta(milliseconds=until)
         at: dict[str, Any] = {"path": address[0], "seq": address[1], "kind": WAITING[intent.type], "wakes_at": wakes_at}
-        if intent.type == "Receive":
+        if intent.type == "receive":
             return Waits(**at, topic=str(form.get("topic", "")))
-        if intent.type == "Await":
+        if intent.type == "wait":
             return Waits(**at, children=tuple(map(str, form.get("children", ()))))
         return Waits(**at)
 
     def open_questions(self) -> dict[str, tuple[Address, Question]]:
         """Return the questions that have no answer yet, by id, each with the address of its effect."""
         found: dict[str, tuple[Address, Question]] = {}
-        asked = [(a, i) for a, i in self.open.items() if i.type == "Ask" and not self.has_ended(a[0])]
+        asked = [(a, i) for a, i in self.open.items() if i.type == "ask" and not self.has_ended(a[0])]
         # A long run may have been told much; where nobody is asked, none of it is looked at.
-        answered = {i.input["question_id"] for i in self.inputs if i.input.get("type") == "Answered"} if asked else ()
+        answered = {i.input["question_id"] for i in self.inputs if i.input.get("type") == "answer"} if asked else ()
         for address, intent in asked:
             for question in questions_of(self.form(intent)):
                 if question.id not in answered:
@@ -864,7 +864,7 @@ def root_form(
         model: A model that the agent itself does not name.
         models: Models in place of those that agents name.
     """
-    form: dict[str, object] = {"type": "Spawn", "agent_id": plan.definition.id, "prompt": plan.prompt}
+    form: dict[str, object] = {"type": "agent_call", "agent_id": plan.definition.id, "prompt": plan.prompt}
     form |= {"params": plan.params_json, "run_id": plan.run_id}
     if state.message_history or state.context or state.next_call != 1 or state.left_out:
         form["previous"] = bare(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))

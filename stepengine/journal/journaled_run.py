@@ -560,7 +560,7 @@ class JournaledRun:
         if not self._is_there(message.path):
             return False
         self._known.add(message.id)
-        said = {"type": "Message", "id": message.id, "topic": message.topic, "value": message.value}
+        said = {"type": "message", "id": message.id, "topic": message.topic, "value": message.value}
         self.append(Input(message.path, -1, self.timing.last, said))
         return True
 
@@ -575,7 +575,9 @@ class JournaledRun:
     def refuse(self, message: Message, why: str) -> None:
         """Write down that a message was left out."""
         self._known.add(message.id)
-        self.append(Input(message.path, -1, self.timing.last, {"type": "Refused", "id": message.id, "why": why}))
+        self.append(
+            Input(message.path, -1, self.timing.last, {"type": "rejected_message", "id": message.id, "why": why})
+        )
 
     def post(self, message: Message) -> bool:
         """Put a message into the mailbox; return whether it is new."""
@@ -614,7 +616,7 @@ class JournaledRun:
             return
         letters, self._place = _letters_behind(box, 0)
         waiting = {key: question for key, (_, question) in history.open_questions().items()}
-        asked = {q.id for i in history.intents.values() if i.type == "Ask" for q in questions_of(history.form(i))}
+        asked = {q.id for i in history.intents.values() if i.type == "ask" for q in questions_of(history.form(i))}
         # Answers first of all: the run is opened with them, since the question may be the very effect at which the
         # record ends.
         for letter in letters:
@@ -644,7 +646,9 @@ class JournaledRun:
             self.answers[question.id] = answer
 
     def _leave_out(self, letter: Letter, why: str) -> None:
-        self._unwritten.append(Input("", -1, self.timing.last, {"type": "Refused", "id": letter.id, "why": why}))
+        self._unwritten.append(
+            Input("", -1, self.timing.last, {"type": "rejected_message", "id": letter.id, "why": why})
+        )
         self._known.add(letter.id)
         self.warnings.append(f"an answer that was sent was left out: {why}")
 
@@ -688,7 +692,7 @@ class JournaledRun:
         self._known.add(message.id)
         # Written down before it is done: a message that made the run go another way has to be in the record in front of
         # what it led to.
-        said = {"type": "Letter", "id": message.id, "kind": message.kind, "value": message.value}
+        said = {"type": "mailbox_message", "id": message.id, "kind": message.kind, "value": message.value}
         self.append(Input(message.path, -1, self.timing.last, said))
 
     def _keep_answer(self, letter: Letter) -> None:
@@ -702,7 +706,7 @@ class JournaledRun:
         self._known.add(letter.id)
         self._was_answered = True
         said = {"question_id": question.id, "answer": bare(answered(answer, question))}
-        self.append(Input(path, seq, self.timing.last, {"type": "Answered", **said}))
+        self.append(Input(path, seq, self.timing.last, {"type": "answer", **said}))
 
     def _innermost(self, services: Services) -> Iterator[Middleware]:
         """Give the wrappers of live effects, beside those of the services."""
@@ -810,7 +814,7 @@ class JournaledRun:
 
     def accept(self, address: Address, fp: str) -> None:
         """Note that the record at an address serves for what has this fingerprint; a replay accepts exactly that."""
-        note = Input(*address, self.timing.last, {"type": "Kept", "fp": fp})
+        note = Input(*address, self.timing.last, {"type": "accepted_difference", "fp": fp})
         self.kept.append(note)
         if self.past is not None and self.mode.goes_on(self.past.history):
             # Written with the next record: where nothing new is recorded, because the run cannot go on, nothing is accepted.
@@ -1000,4 +1004,4 @@ def _nothing(_: ModelRequest) -> None:
 
 def _record_of_stop(stop: Stop, at: int) -> Input:
     error: Mapping[str, object] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
-    return Input("", -1, at, {"type": "Stop", "kind": stop.kind, **error})
+    return Input("", -1, at, {"type": "stop", "kind": stop.kind, **error})

@@ -121,7 +121,7 @@ def _effect_problems(history: History, record: Intent | Result, prints: Fingerpr
             history.outcome(record)
             return
         form = history.form(record)  # type: ignore[arg-type]
-        if form["type"] != "CallModel" and record.fp != prints.of(form):  # type: ignore[union-attr]
+        if form["type"] != "model_call" and record.fp != prints.of(form):  # type: ignore[union-attr]
             yield f"the fingerprint of the intent {where} is not that of its effect"
     except (StepEngineError, *UNREADABLE) as error:
         yield f"the {record.kind} of {where} cannot be read: {error}"
@@ -289,7 +289,7 @@ def _refresh_fingerprints(records: list[Record], numbers: set[int], source: Jour
             continue
         if number in numbers:
             touched.add(record.path)
-        is_request = record.type == "CallModel"
+        is_request = record.type == "model_call"
         stale = blobs or any(f"{record.path}.".startswith(f"{path}." if path else "") for path in touched)
         if number in numbers or (is_request and stale):
             fp = prints.of_request(history.request(record)) if is_request else prints.of(history.form(record))

@@ -81,7 +81,7 @@ def _name(record: Record) -> tuple[Any, ...]:
         case Input(input=said):
             kind = said.get("type")
             which = said.get("question_id", said.get("id"))
-            return "input", record.path, record.seq, kind, which, kind == "Stop" and record.at
+            return "input", record.path, record.seq, kind, which, kind == "stop" and record.at
         case Blob():
             return "blob", record.fp
         case Head():
@@ -94,7 +94,7 @@ def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
     seq: int = getattr(record, "seq", -1)
     if not path and seq < 0:
         # The prompt of the root comes after its start; what stopped it stands where it would have ended.
-        is_last = record.kind == "result" or (type(record) is Input and record.input.get("type") == "Stop")
+        is_last = record.kind == "result" or (type(record) is Input and record.input.get("type") == "stop")
         return (((LAST, 0),), 0) if is_last else ((), 0 if record.kind == "intent" else 1)
     # A child's numbers follow those of its Spawn with rank 1: after its intent (0) and before its result (2).
     inside = [(int(n), 1) for n in path.split(".")] if path else []

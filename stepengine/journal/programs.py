@@ -24,7 +24,7 @@ def program_of(form: Mapping[str, Any]) -> str | None:
     No record says that a tool runs programs: it is one that yields, and whose input is ``code`` and nothing else but ``restart``.
     """
     given = form.get("input")
-    if form.get("type") != "CallTool" or "yields" not in form or not isinstance(given, Mapping):
+    if form.get("type") != "tool_call" or "yields" not in form or not isinstance(given, Mapping):
         return None
     code = given.get("code")
     return code if isinstance(code, str) and given.keys() <= INPUT else None

@@ -84,7 +84,7 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike]) -> None:
 
 
 def _why(history: History, key: str) -> str:
-    for intent in [i for i in history.intents.values() if i.type == "Ask"]:
+    for intent in [i for i in history.intents.values() if i.type == "ask"]:
         for question in questions_of(history.form(intent)):
             if key in (question.id, question.text):
                 return "was answered already"
@@ -128,7 +128,7 @@ def _asked_about(history: History, wanted: Callable[[Intent], bool]) -> list[Que
     found = []
     for intent in [intent for intent in cut_off if not history.has_ended(intent.path)]:
         form = history.form(intent)
-        is_tool = intent.type == "CallTool"
+        is_tool = intent.type == "tool_call"
         details = form["input"] if is_tool else {"args": form["args"], "kwargs": form["kwargs"]}
         what = form["tool_name" if is_tool else "name"]
         asked = _doubt_about(what, shown_address(intent.path, intent.seq), intent.path)
@@ -169,7 +169,7 @@ def _check_taken(history: History, key: str, answer: Answer) -> None:
 
 def kept_answers(history: History) -> dict[str, AnswerLike]:
     """Return the answers that came while other questions of the same effect stayed open, by question id."""
-    kept = [record.input for record in history.inputs if record.input.get("type") == "Answered"]
+    kept = [record.input for record in history.inputs if record.input.get("type") == "answer"]
     return {entry["question_id"]: restored(entry["answer"]) for entry in kept}
 
 
@@ -235,7 +235,7 @@ def outcome_for(history: History, intent: Intent, value: object, at: int) -> Val
         JournalError: when it cannot be one.
     """
     where = shown_address(intent.path, intent.seq)
-    if intent.begins_run and intent.type == "CallTool":
+    if intent.begins_run and intent.type == "tool_call":
         what = "a program" if program_of(history.form(intent)) is not None else "a tool that yields"
         msg = (
             f"the result of {where}, a call of {what}, follows from what that asks for; fork at one of its effects, such as "
@@ -251,7 +251,7 @@ def outcome_for(history: History, intent: Intent, value: object, at: int) -> Val
         raise JournalError(msg) from error
 
 
-STORED = {"CallModel": "ModelReply", "CallTool": "ToolResult"}
+STORED = {"model_call": "model_reply", "tool_call": "tool_result"}
 """What may be given in the form in which it is stored, by the effect that it is an outcome of."""
 
 
@@ -259,15 +259,15 @@ def _value(history: History, intent: Intent, value: Any) -> object:
     if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
         value = restored(thaw(value))
     match intent.type:
-        case "CallModel":
+        case "model_call":
             return value if isinstance(value, ModelReply) else ModelReply(value)
-        case "CallTool":
+        case "tool_call":
             if isinstance(value, ToolResult):
                 return value
             return ToolResult.text(value) if isinstance(value, str) else ToolResult.json(value)
-        case "Perform":
+        case "perform":
             return freeze(value)
-        case "Ask":
+        case "ask":
             given = value if isinstance(value, list | tuple) else [value]
             asked = questions_of(history.form(intent))
             return tuple([answered(answer, question) for question, answer in zip(asked, given, strict=True)])

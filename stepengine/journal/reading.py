@@ -51,7 +51,7 @@ __all__ = (
 
 # How we write intents and results: enough of a line to find it again without reading it whole.
 INTENT_FORM = re.compile(
-    rb'\{"kind":"intent","path":"((?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?)","seq":(-1|[0-9]{1,9}),"fp":"([0-9a-f]{32})","effect":\{"type":"([A-Za-z]+)"'
+    rb'\{"kind":"intent","path":"((?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?)","seq":(-1|[0-9]{1,9}),"fp":"([0-9a-f]{32})","effect":\{"type":"([a-z_]+)"'
     rb'(?:(?:,"purpose":"[a-z_]+","request":\{"model"|,"tool_name"):"([ !#-\[\]-~]*)")?'
 )
 RESULT_FORM = re.compile(

@@ -90,9 +90,9 @@ def lookups(plan: RunPlan, state: AgentState) -> Iterator[Input]:
     if plan.body is not None:
         return
     if not isinstance(plan.definition.system_prompt, str):
-        yield Input(plan.path, -1, 0, {"type": "SystemPrompt", "text": state.system_prompt})
+        yield Input(plan.path, -1, 0, {"type": "system_prompt", "text": state.system_prompt})
     if plan.context_window is not None:
-        yield Input(plan.path, -1, 0, {"type": "ContextWindow", "tokens": plan.context_window})
+        yield Input(plan.path, -1, 0, {"type": "context_window", "tokens": plan.context_window})
 
 
 STABLE_STEP = 1_000
@@ -256,7 +256,7 @@ class Recorder:
         if is_new:
             if seq != self._next.get(path, 0):
                 # Numbers that the machine gave to effects which it then did not ask for are recorded.
-                self._append(Input(path, seq, run.timing.last, {"type": "Gap"}))
+                self._append(Input(path, seq, run.timing.last, {"type": "gap"}))
             try:
                 run.append(intent)
             except StepEngineError as error:
@@ -312,7 +312,7 @@ class Recorder:
         """Record when a wait ends at the latest, for whoever wakes runs; the machine alone would compute the same time again."""
         wakes = item.effect.wakes  # type: ignore[union-attr]
         if wakes is not None:
-            said = {"type": "Wakes", "until": wakes}
+            said = {"type": "wake_time", "until": wakes}
             self._append(Input(item.path, item.effect.seq, self._run.timing.last, said))
 
     def _append(self, record: Input) -> None:
@@ -491,7 +491,7 @@ class Recorder:
             await self._before_more(waiting, owed)
 
     def _append_waits(self, item: Item) -> None:
-        self._append(Input(item.path, item.effect.seq, self._run.timing.last, {"type": "Waits"}))
+        self._append(Input(item.path, item.effect.seq, self._run.timing.last, {"type": "result_pending"}))
 
     # --- live ---------------------------------------------------------------------------------------------------------
 
@@ -504,7 +504,7 @@ class Recorder:
 
     def _keep_begun(self, item: Item, begun: Begun, at: int) -> None:
         cost = {} if begun.cost is None else {"cost": str(begun.cost)}
-        said = {"type": "Begun", "usage": bare(begun.usage), **cost}
+        said = {"type": "partial_usage", "usage": bare(begun.usage), **cost}
         self._append(Input(item.path, item.effect.seq, at, said))
 
     # The process died between intent and result, and nothing here can know whether the mail was sent. What is harmless
@@ -681,7 +681,7 @@ class Recorder:
         given = run.decisions.get(f"{DOUBT}{shown_address(item.path, seq)}")
         if type(outcome) is not Stop and isinstance(given, Answer) and given.result is not ABSENT:
             said = {"by": given.by, "reason": given.reason}
-            self._append(Input(item.path, seq, run.timing.last, {"type": "Taken", **said}))
+            self._append(Input(item.path, seq, run.timing.last, {"type": "manual_result", **said}))
 
     # Of two questions of one effect the first may be answered days before the second. The effect has no result until
     # then, so the answer stands by itself.
@@ -697,7 +697,7 @@ class Recorder:
             given = run.answers.get(question.id, run.answers.get(question.text))
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": bare(answered(given, question))}
-                self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
+                self._append(Input(item.path, effect.seq, at, {"type": "answer", **said}))
 
 
 def _intent_of(item: Item, together: int | None) -> tuple[Intent, bool]:

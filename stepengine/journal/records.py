@@ -65,7 +65,7 @@ __all__ = (
     "to_text",
 )
 
-SIGNED = "Signed"
+SIGNED = "signature"
 """The type of the input that a signature is recorded as."""
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading foreign data raises when they are not what they should be; ``DataError`` is said apart."""
@@ -86,8 +86,8 @@ Shape = Mapping[str, type]
 """Types by name; a name that ends in ``?`` may be missing."""
 
 EFFECTS: Mapping[str, Shape] = {
-    "CallModel": {"purpose": str, "request": dict},
-    "CallTool": {
+    "model_call": {"purpose": str, "request": dict},
+    "tool_call": {
         "tool_name": str,
         "input": ANY,
         "tool_call_id": str,
@@ -96,14 +96,14 @@ EFFECTS: Mapping[str, Shape] = {
         "yields?": bool,
         "sandbox?": str,
     },
-    "Spawn": {"agent_id": str, "prompt": str, "params": ANY, "tool_call_id?": str, "background?": bool},
-    "Perform": {"name": str, "args": list, "kwargs": dict, "idempotent?": bool},
-    "Ask": {"questions": list, "purpose": str, "tool_call_id?": str},
-    "Sleep": {"seconds?": float, "until?": str},
-    "Receive": {"topic": str, "timeout?": float},
-    "Await": {"children": list, "need": int, "timeout?": float},
-    "Tell": {"child": str, "value": ANY, "topic?": str},
-    "Cancel": {"children": list, "reason?": str},
+    "agent_call": {"agent_id": str, "prompt": str, "params": ANY, "tool_call_id?": str, "background?": bool},
+    "perform": {"name": str, "args": list, "kwargs": dict, "idempotent?": bool},
+    "ask": {"questions": list, "purpose": str, "tool_call_id?": str},
+    "sleep": {"seconds?": float, "until?": str},
+    "receive": {"topic": str, "timeout?": float},
+    "wait": {"children": list, "need": int, "timeout?": float},
+    "send": {"child": str, "value": ANY, "topic?": str},
+    "cancel": {"children": list, "reason?": str},
 }
 START: Shape = {
     "run_id": str, "previous?": dict, "session_id?": str, "user_id?": str, "metadata?": dict, "model?": str, "models?": dict, "run_models?": dict,
@@ -115,15 +115,15 @@ REQUEST: Shape = {
 TOOL: Shape = {"name": str, "description": str, "input_schema": dict}
 SLICE: Shape = {"seq": int, "start": int, "stop": int, "path?": str}
 INPUTS: Mapping[str, Shape] = {
-    "SystemPrompt": {"text": str},
-    "ContextWindow": {"tokens": int},
-    "Stop": {"kind": str, "error?": dict},
-    "Answered": {"question_id": str, "answer": ANY},
-    "Kept": {"fp": str},
-    "Begun": {"usage": dict, "cost?": str},
-    "Taken": {"by": str, "reason": str},
-    "Waits": {},
-    "Signed": {
+    "system_prompt": {"text": str},
+    "context_window": {"tokens": int},
+    "stop": {"kind": str, "error?": dict},
+    "answer": {"question_id": str, "answer": ANY},
+    "accepted_difference": {"fp": str},
+    "partial_usage": {"usage": dict, "cost?": str},
+    "manual_result": {"by": str, "reason": str},
+    "result_pending": {},
+    "signature": {
         "key": str,
         "records": int,
         "digest": str,
@@ -133,23 +133,24 @@ INPUTS: Mapping[str, Shape] = {
         "time": str,
         "sig": str,
     },
-    "Wakes": {"until": int},
-    "Computed": {"values": list},
-    "Message": {"id": str, "topic": str, "value": ANY},
-    "Refused": {"id": str, "why": str},
-    "Letter": {"id": str, "kind": str, "value": ANY},
+    "wake_time": {"until": int},
+    "computed": {"values": list},
+    "gap": {},
+    "message": {"id": str, "topic": str, "value": ANY},
+    "rejected_message": {"id": str, "why": str},
+    "mailbox_message": {"id": str, "kind": str, "value": ANY},
 }
 OUTCOMES: Mapping[str, Any] = {
-    "CallModel": ModelReply,
-    "CallTool": ToolResult,
-    "Spawn": ChildResult,
-    "Start": ChildRef,
-    "Ask": tuple,
-    "Sleep": NoneType,
-    "Receive": (Received, NoneType),
-    "Await": Awaited,
-    "Tell": bool,
-    "Cancel": Awaited,
+    "model_call": ModelReply,
+    "tool_call": ToolResult,
+    "agent_call": ChildResult,
+    "agent_start": ChildRef,
+    "ask": tuple,
+    "sleep": NoneType,
+    "receive": (Received, NoneType),
+    "wait": Awaited,
+    "send": bool,
+    "cancel": Awaited,
 }
 """What an effect gives, by its type; a ``Spawn`` in the background is a ``Start``."""
 
@@ -202,7 +203,7 @@ def check_effect(form: Mapping[str, Any], *, is_start: bool) -> None:
     shape = EFFECTS.get(form["type"])
     # What is not known here is refused and not left out, as an input is: an effect of a newer version may have changed
     # the world, and a run that goes on without it would do it again.
-    if shape is None or (is_start and form["type"] != "Spawn"):
+    if shape is None or (is_start and form["type"] != "agent_call"):
         msg = f"{form['type'][:80]!r} is not an effect that may stand here"
         raise ValueError(msg)
     check_members(form, shape, "the effect")
@@ -233,7 +234,7 @@ def _check_children(paths: Sequence[object]) -> None:
 def _check_request(request: Mapping[str, Any]) -> None:
     check_members(request, REQUEST, "the request")
     for item in request["messages"]:
-        if isinstance(item, dict) and item.get("type") == "Slice":
+        if isinstance(item, dict) and item.get("type") == "slice":
             check_members(item, SLICE, "a slice")
             check_place(item.get("path", ""), item["seq"])
             if not 0 <= item["start"] < item["stop"]:
@@ -251,11 +252,11 @@ def _check_request(request: Mapping[str, Any]) -> None:
 
 
 MORE: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
-    "CallModel": lambda form: _check_request(form["request"]),
-    "Ask": lambda form: _check_stored(form["questions"], Question),
-    "Await": lambda form: _check_children(form["children"]),
-    "Cancel": lambda form: _check_children(form["children"]),
-    "Tell": lambda form: _check_children((form["child"],)),
+    "model_call": lambda form: _check_request(form["request"]),
+    "ask": lambda form: _check_stored(form["questions"], Question),
+    "wait": lambda form: _check_children(form["children"]),
+    "cancel": lambda form: _check_children(form["children"]),
+    "send": lambda form: _check_children((form["child"],)),
 }
 """What is checked of an effect beside its members, by its type."""
 
@@ -273,7 +274,7 @@ def check_outcome(effect: str, outcome: Value | Failure, asked: int = 0) -> None
     fits = isinstance(outcome, Failure) or isinstance(value, OUTCOMES.get(effect, ANY))
     # As many answers as questions: they are told apart by their places, and one too few would give each question behind
     # it the answer of another one.
-    if fits and isinstance(value, tuple) and effect == "Ask":
+    if fits and isinstance(value, tuple) and effect == "ask":
         fits = len(value) == asked and all(isinstance(answer, Answer) for answer in value)
     if not fits:
         msg = f"a {type(value).__name__} is not an outcome of this {effect}"
@@ -287,7 +288,7 @@ def check_attempts(attempts: Any) -> None:
     """Raise unless these are failed attempts of a model call."""
     for attempt in attempts:
         check_members(attempt, {"error": dict, "usage?": dict}, "an attempt")
-        _check_stored([{"type": "Failure", "error": attempt["error"]}], Failure)
+        _check_stored([{"type": "failure", "error": attempt["error"]}], Failure)
 
 
 def check_input(said: Mapping[str, Any]) -> None:
@@ -296,14 +297,14 @@ def check_input(said: Mapping[str, Any]) -> None:
     # A type that is not in the table has no shape to fail: inputs are what a newer version adds, and a run of this one
     # can be read without them.
     check_members(said, INPUTS.get(said["type"], {}), "the input")
-    if said["type"] == "Answered":
+    if said["type"] == "answer":
         _check_stored([said["answer"]], Answer)
-    if said["type"] == "Begun":
+    if said["type"] == "partial_usage":
         begun_of(said)
-    if said["type"] == "Computed" and not all(value is None or isinstance(value, Mapping) for value in said["values"]):
+    if said["type"] == "computed" and not all(value is None or isinstance(value, Mapping) for value in said["values"]):
         msg = "what the work of a body came to is an object"
         raise ValueError(msg)
-    if said["type"] == "Stop":
+    if said["type"] == "stop":
         if said["kind"] not in get_args(StopKind):
             msg = f"a run stops for one of {', '.join(get_args(StopKind))}, not {said['kind'][:80]!r}"
             raise ValueError(msg)
@@ -439,19 +440,19 @@ class Intent:
         """The name of the effect's type, such as ``"CallModel"``."""
         if not self._type:
             effect = self.effect
-            self._type = "CallModel" if type(effect) is CallModel else str(cast("Any", effect)["type"])
+            self._type = "model_call" if type(effect) is CallModel else str(cast("Any", effect)["type"])
         return self._type
 
     @property
     def begins_run(self) -> bool:
         """Whether it starts a run at a path of its own: a child, or the body of a tool that yields."""
         kind = self.type
-        return kind == "Spawn" or (kind == "CallTool" and "yields" in cast("Any", self.effect))
+        return kind == "agent_call" or (kind == "tool_call" and "yields" in cast("Any", self.effect))
 
     @property
     def is_background(self) -> bool:
         """Whether it starts a child in the background: how that ended stands at the child's own path and -1."""
-        return self.type == "Spawn" and "background" in cast("Any", self.effect)
+        return self.type == "agent_call" and "background" in cast("Any", self.effect)
 
     @property
     def subject(self) -> Any:
@@ -460,7 +461,7 @@ class Intent:
             effect: Any = self.effect
             if type(effect) is CallModel:
                 return effect.request.model
-            return effect["request"]["model"] if self.type == "CallModel" else effect.get("tool_name")
+            return effect["request"]["model"] if self.type == "model_call" else effect.get("tool_name")
         return self._subject
 
     @property
@@ -564,7 +565,7 @@ class Input:
 
 def computed_record(address: Address, at: int, values: Sequence[Any]) -> Input:
     """Return the record of what the work of a body of a tool came to, in order, where the result of its call follows."""
-    return Input(*address, at, {"type": "Computed", "values": [*values]})
+    return Input(*address, at, {"type": "computed", "values": [*values]})
 
 
 @frozen(eq=False)

@@ -61,7 +61,7 @@ def take_back(journal: Journal) -> tuple[str, ...]:
 
 def _open_questions(history: History, cut: Cut) -> Iterator[Intent]:
     for address, intent in history.intents.items():
-        is_permission = intent.type == "Ask" and history.form(intent)["purpose"] == PERMISSION
+        is_permission = intent.type == "ask" and history.form(intent)["purpose"] == PERMISSION
         if not is_permission or not cut.keeps_result(address) or _is_over(history, address[0], cut):
             continue
         has_begun = _has_begun(history, intent, cut)
@@ -80,7 +80,7 @@ def _answers(history: History, address: Address) -> Sequence[Answer]:
 
 
 def _answers_one_of(record: Input, ids: set[str]) -> bool:
-    return record.input.get("type") == "Answered" and record.input["question_id"] in ids
+    return record.input.get("type") == "answer" and record.input["question_id"] in ids
 
 
 def _reaches(answer: object, *, has_begun: bool) -> bool:
@@ -90,7 +90,7 @@ def _reaches(answer: object, *, has_begun: bool) -> bool:
 
 def _has_begun(history: History, asked: Intent, cut: Cut) -> bool:
     wanted = history.form(asked).get("tool_call_id")
-    calls = history.about_call("CallTool", asked.path, wanted)
+    calls = history.about_call("tool_call", asked.path, wanted)
     return any(cut.keeps_intent((call.path, call.seq)) for call in calls)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
-from stepengine.data.effects import RUNS, AskPerson, CallBody, CallModel, Spawn
+from stepengine.data.effects import EFFECT_KINDS, RUNS, AskPerson, CallBody, CallModel, Spawn
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value, was_given_up
@@ -29,11 +29,11 @@ from stepengine.journal.divergence import (
     Field,
     defined_at,
     divergence_error,
+    effect_label,
     fields_between,
     fields_of_effects,
     guess,
     parked_at,
-    verb,
 )
 from stepengine.journal.encoding import (
     bare,
@@ -213,7 +213,7 @@ def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False)
     gone = {a: i for a, i in history.intents.items() if not cut.keeps_intent(a) and touched_world(i.effect)}
     lost = [i for a, i in gone.items() if not (undone and a in history.results and history.results[a].writes)]
     if lost:
-        listed = ", ".join([f"{shown_address(i.path, i.seq)} {verb(history.form(i))}" for i in lost[:LISTED]])
+        listed = ", ".join([f"{shown_address(i.path, i.seq)} {effect_label(history.form(i))}" for i in lost[:LISTED]])
         more = f" and {len(lost) - LISTED} more" if len(lost) > LISTED else ""
         msg = (
             f"{act} cuts off effects that changed the world and may happen again: {listed}{more}. "
@@ -222,7 +222,7 @@ def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False)
         raise JournalError(msg)
 
 
-KINDS = {"call_tool": "CallTool", "perform": "CallFunction"}
+LIVE_KINDS = ("tool_call", "perform")
 
 
 def live_kinds(names: Collection[str]) -> frozenset[str]:
@@ -234,17 +234,15 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
     """
     # A text is a collection of its letters, and `live="perform"` is what everybody writes first.
     given = (names,) if isinstance(names, str) else names
-    wrong = [name for name in given if name not in KINDS]
+    wrong = [name for name in given if name not in LIVE_KINDS]
     if wrong:
         # What a model says anew has no recorded outcome to be compared with: that is a run of its own.
         other = (
-            "; models answer anew in a rerun: engine.rerun(journal, at=0, reuse=False)" if "call_model" in wrong else ""
+            "; models answer anew in a rerun: engine.rerun(journal, at=0, reuse=False)" if "model_call" in wrong else ""
         )
-        msg = (
-            f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {', '.join(KINDS)}{other}"
-        )
+        msg = f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {', '.join(LIVE_KINDS)}{other}"
         raise JournalError(msg)
-    return frozenset([KINDS[name] for name in given])
+    return frozenset(given)
 
 
 @frozen
@@ -362,7 +360,7 @@ class RecordedPart:
         """
         # A child is not an answer but a run, with effects of its own below it. And a model that is asked the same twice
         # may say two things, so its recorded reply serves only where it is said to.
-        if asked.begins_run or (asked.type == "CallModel" and not models):
+        if asked.begins_run or (asked.type == "model_call" and not models):
             return None
         if self._by_print is None:
             self._by_print = {}
@@ -435,7 +433,7 @@ class RecordedPart:
 
     def has_run(self, path: str, tool_call_id: str) -> bool:
         """Return whether the record has what came of a tool call of the run at *path*."""
-        calls = self.history.about_call("CallTool", path, tool_call_id)
+        calls = self.history.about_call("tool_call", path, tool_call_id)
         return any((path, call.seq) in self.history.results for call in calls)
 
     def has_run_as_asked(self, asked: Address, answer: Answer) -> bool:
@@ -443,13 +441,13 @@ class RecordedPart:
         form = self.history.form(self.history.intents[asked])
         (question,) = questions_of(form)
         wanted = question.details if answer.edited_input is None else answer.edited_input
-        calls = self.history.about_call("CallTool", asked[0], form.get("tool_call_id"))
+        calls = self.history.about_call("tool_call", asked[0], form.get("tool_call_id"))
         forms = [self.history.form(call) for call in calls if (call.path, call.seq) in self.history.results]
         return any((call["tool_name"], call["input"]) == (question.tool_name, wanted) for call in forms)
 
     def permissions(self, path: str, tool_call_id: str) -> list[Address]:
         """Return where the run at *path* is recorded to have asked whether a call may run, as far as the run came by it."""
-        asked = [(path, intent.seq) for intent in self.history.about_call("Ask", path, tool_call_id)]
+        asked = [(path, intent.seq) for intent in self.history.about_call("ask", path, tool_call_id)]
         return [address for address in asked if address in self._used]
 
     def end_print(self, child: ChildResult) -> str:
@@ -474,7 +472,7 @@ class RecordedPart:
             intent.fp = intent.fp or self.prints.of(intent.effect)
         address = (item.path, item.effect.seq)
         fields = fields_of_effects(self.history, known, asked, self.prints.redactor)
-        old, new = verb(known.effect), verb(asked.effect)
+        old, new = effect_label(known.effect), effect_label(asked.effect)
         kind: DivergenceKind = "kind" if fields and fields[0].pointer == "/type" else "changed"
         hint = guess(self.history, address, asked.fp, fields)
         said = f"{new} instead of {old}" if kind == "kind" else f"{new} changed"
@@ -489,7 +487,7 @@ class RecordedPart:
 
     def beyond(self, asked: Intent, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for an effect that was not recorded, in a run that is recorded to its end."""
-        said = f"{verb(asked.effect)} is asked for, but the recorded run had ended before it"
+        said = f"{effect_label(asked.effect)} is asked for, but the recorded run had ended before it"
         return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
 
     def undecodable(self, why: str, item: Item, machine: object) -> ReplayDivergence:
@@ -507,7 +505,7 @@ class RecordedPart:
 
     def not_recorded(self, asked: Intent, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for an effect that no model call led to when the run was recorded, and that must not be performed."""
-        said = f"{verb(asked.effect)} with this input is not recorded, was not made up, and must not be performed here"
+        said = f"{effect_label(asked.effect)} with this input is not recorded, was not made up, and must not be performed here"
         return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
 
     def other_result(
@@ -520,7 +518,7 @@ class RecordedPart:
     ) -> ReplayDivergence:
         """Return the error for an effect that was performed again, or a body that ran again, and had another result."""
         fields = self._result_fields(known, now)
-        said = f"{verb(self.history.intents[item.path, item.effect.seq].effect)} has another result than was recorded"
+        said = f"{effect_label(self.history.intents[item.path, item.effect.seq].effect)} has another result than was recorded"
         place = (item.path, item.effect.seq)
         return self._error(place, kind, said, (item, machine), fields=fields)
 
@@ -543,8 +541,8 @@ class RecordedPart:
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
-        said = f"the run ended, but {verb(left.effect)} was recorded here"
-        left_calls_model = left.type == "CallModel"
+        said = f"the run ended, but {effect_label(left.effect)} was recorded here"
+        left_calls_model = left.type == "model_call"
         # The generator is gone: where it was written is all that is left of it, unless it raised.
         where = self._handler if not address[0] else ""
         if why is not None:
@@ -618,7 +616,8 @@ class Replayer:
 
     def is_performed(self, item: Item) -> bool:
         """Return whether a recorded effect is performed all the same, to see if its result is still the same."""
-        return type(item.effect).__name__ in self._leeway.live
+        # The body of a tool that yields is repeated; its own effects are performed.
+        return not isinstance(item.effect, CallBody) and EFFECT_KINDS[type(item.effect)] in self._leeway.live
 
     def meets(self, item: Item, asked: Intent) -> bool:
         """
@@ -678,7 +677,7 @@ class Replayer:
             return True
         if run.mode.cuts_off:
             return False
-        keeps = self._leeway.keeps or (self._leeway.keeps_replies and asked.type == "CallModel")
+        keeps = self._leeway.keeps or (self._leeway.keeps_replies and asked.type == "model_call")
         if keeps and known.type == asked.type and not self._approves_another(address, item):
             run.accept(address, asked.fp)
         else:
@@ -718,7 +717,7 @@ class Replayer:
             return False
         if run.mode.cuts_off:
             return not past.has_run_as_asked(address, answers[0])
-        if "CallTool" not in self._leeway.live:
+        if "tool_call" not in self._leeway.live:
             return False
         msg = (
             f"{past.history.name} is somebody else's, and its permission at {shown_address(*address)} would let "
@@ -1038,7 +1037,7 @@ class Replayer:
         if (questions or waits) and (last is None or last.input["kind"] == "suspended"):
             return Stop("suspended", at, questions=questions)
         for record in reversed(history.inputs):
-            if record.input.get("type") == "Stop" and record.input["kind"] != "suspended":
+            if record.input.get("type") == "stop" and record.input["kind"] != "suspended":
                 error = record.input.get("error")
                 return Stop(record.input["kind"], at, restored(error) if error else None)
         return Stop("cancelled", at)

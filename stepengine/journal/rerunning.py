@@ -37,8 +37,8 @@ from stepengine.runtime.sizes import estimated_tokens
 
 __all__ = ("Called", "Purse", "Rerun", "RerunTools", "Simulator", "rerun")
 
-NOT_MADE_UP = ("CallModel", "Ask", "Sleep", "Receive")
-OF_CHILDREN = ("Await", "Tell", "Cancel")
+NOT_MADE_UP = ("model_call", "ask", "sleep", "receive")
+OF_CHILDREN = ("wait", "send", "cancel")
 RerunTools: TypeAlias = Literal["recorded", "idempotent", "working-copy"]
 
 
@@ -331,7 +331,7 @@ class Rerunner(Replayer):
             self._run.append(asked)
             return True
         error = self._past.changed(known, asked, item, self._run.machines.get(item.path))
-        self._differs(address, error, by_request=known.type == asked.type == "CallModel")
+        self._differs(address, error, by_request=known.type == asked.type == "model_call")
         return self._goes_on(address, asked, item)
 
     def _meets_no_record(self, address: Address, asked: Intent, item: Item) -> bool:
@@ -380,8 +380,8 @@ class Rerunner(Replayer):
         if place is not None:
             known = past.history.results[place]
             self._give(address, asked, past.history.outcome(known), known)
-            count.reused += asked.type == "CallModel"
-            count.served += asked.type in ("CallTool", "Perform")
+            count.reused += asked.type == "model_call"
+            count.served += asked.type in ("tool_call", "perform")
             return True
         if asked.type in NOT_MADE_UP:
             return False
@@ -422,7 +422,7 @@ class Rerunner(Replayer):
             self._by_name = {}
             history = self._past.history
             for address, intent in history.intents.items():
-                if intent.type in ("CallTool", "Perform") and address in history.results:
+                if intent.type in ("tool_call", "perform") and address in history.results:
                     outcome = history.outcome(history.results[address])
                     result = outcome.value if type(outcome) is Value else outcome.error  # type: ignore[union-attr]
                     called = attrs.evolve(_call_of_intent(history.form(intent), intent), result=result)
@@ -501,7 +501,7 @@ class Rerunner(Replayer):
 
 def _call_of_intent(form: Mapping[str, Any], intent: Intent) -> Called:
     where = shown_address(intent.path, intent.seq)
-    if intent.type == "CallTool":
+    if intent.type == "tool_call":
         return Called(form["tool_name"], form["input"], where)
     return Called(form["name"], {"args": form["args"], "kwargs": form["kwargs"]}, where)
 

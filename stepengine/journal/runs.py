@@ -124,7 +124,7 @@ async def replay(
     Args:
         journal: The journal, or the path of its file.
         launch: Brings a run to its end.
-        live: Kinds of effects that are performed for real: ``"call_tool"`` and ``"perform"``, whose results must be the
+        live: Kinds of effects that are performed for real: ``"tool_call"`` and ``"perform"``, whose results must be the
             recorded ones.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast; ``None`` all at once.
         complete: Whether the run has to come by every record, or may end before.

@@ -116,8 +116,8 @@ def _user() -> str:
 
 
 Tree = dict[str, Any]
-VERBS = {"CallTool": ("tool", "tool_name"), "Spawn": ("spawn", "agent_id"), "Perform": ("perform", "name")}
-WAITS = {"Sleep": "sleep", "Receive": "receive", "Await": "wait", "Tell": "tell", "Cancel": "cancel"}
+VERBS = {"tool_call": ("tool", "tool_name"), "agent_call": ("spawn", "agent_id"), "perform": ("perform", "name")}
+WAITS = {"sleep": "sleep", "receive": "receive", "wait": "wait", "send": "tell", "cancel": "cancel"}
 HASH_DIGITS = 8
 EMPTY: Any = (None, "", [], {}, ())
 
@@ -136,7 +136,7 @@ def run_tree(journal: Journal) -> Tree:
     root, spending = history.root, spending_of(history)
     ended = ended_of(history)
     tree = _heading(str(root["agent_id"]), status_of(history), spending)
-    calls = sum(intent.type == "CallModel" for intent in history.intents.values())
+    calls = sum(intent.type == "model_call" for intent in history.intents.values())
     tree |= {"effects": len(history.intents) - 1, "model_calls": calls}
     tree |= _drop_empty(prompt=root.get("prompt"), params=plain(root.get("params"))) | _Path(history, "").told()
     if ended is not None:
@@ -188,7 +188,7 @@ def status_of(history: History) -> str:
     last = history.stop
     if (last is None or last.input["kind"] == "suspended") and history.waits():
         return "suspended"
-    stops = [str(i.input.get("kind")) for i in history.inputs if i.input.get("type") == "Stop"]
+    stops = [str(i.input.get("kind")) for i in history.inputs if i.input.get("type") == "stop"]
     kinds = [kind for kind in stops if kind != "suspended"]
     return f"stopped: {kinds[-1]}" if kinds else "interrupted"
 
@@ -201,7 +201,7 @@ def spending_of(history: History) -> Spending:
     spent = Spending()
     agents: dict[str, str] = {}
     for address, intent in history.intents.items():
-        if intent.type != "CallModel":
+        if intent.type != "model_call":
             continue
         path = address[0]
         if path not in agents:
@@ -234,7 +234,7 @@ def _agent_at(history: History, path: str) -> str:
     while path:
         above = parent_of(path)
         form = history.form(history.intents[above])
-        if form["type"] == "Spawn":
+        if form["type"] == "agent_call":
             return str(form["agent_id"])
         path = above[0]
     return str(history.root["agent_id"])
@@ -270,14 +270,14 @@ class _Path:
             tree: Tree = {"address": shown_address(self._path, seq)}
             if intent.program_line:
                 tree["program_line"] = intent.program_line
-            tree |= self._model(intent, form) if form["type"] == "CallModel" else self._other(form, seq)
+            tree |= self._model(intent, form) if form["type"] == "model_call" else self._other(form, seq)
             if result is not None:
                 tree |= _drop_empty(retries=[_retry(a) for a in result.attempts], outcome=self._outcome(result))
             yield tree
             seq += 1
 
     def _other(self, form: Mapping[str, Any], seq: int) -> Tree:
-        if form["type"] == "Ask":
+        if form["type"] == "ask":
             questions = [_question(restored(q)) for q in form["questions"]]
             purpose = form["purpose"] if form["purpose"] != "question" else None
             return {"kind": "ask", "questions": questions} | _drop_empty(purpose=purpose)
@@ -308,8 +308,8 @@ class _Path:
         self._step += 1
         request = form["request"]
         items = request["messages"]
-        kept = sum([i["stop"] - i["start"] for i in items if i["type"] == "Slice"])
-        new = [i for i in items if i["type"] != "Slice"]
+        kept = sum([i["stop"] - i["start"] for i in items if i["type"] == "slice"])
+        new = [i for i in items if i["type"] != "slice"]
         tree: Tree = {"kind": "model", "name": request["model"], "step": self._step}
         tree |= _drop_empty(purpose=form["purpose"] if form["purpose"] != "step" else None)
         tree |= {"messages": kept + len(new), "added": len(new)}
@@ -398,18 +398,18 @@ def _ending(ended: ChildResult) -> Tree:
 def about_of(form: Mapping[str, Any]) -> str:
     """Return what a wait, or what is told to a child, is about."""
     match form["type"]:
-        case "Sleep":
+        case "sleep":
             return f"until {form['until']}" if form.get("until") else f"{form.get('seconds', 0):g} s"
-        case "Receive":
+        case "receive":
             return str(form["topic"])
-        case "Tell":
+        case "send":
             return str(form["child"])
         case _:
             return ", ".join(map(str, form.get("children", ())))
 
 
 def _retry(attempt: Mapping[str, object]) -> str:
-    error = restored({"type": "Failure", "error": attempt["error"]}).error
+    error = restored({"type": "failure", "error": attempt["error"]}).error
     status = getattr(error, "status", None)
     return " ".join([str(p) for p in (type(error).__name__, status or "", getattr(error, "kind", "")) if p])
 

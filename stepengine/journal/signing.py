@@ -51,7 +51,7 @@ LEAST_SECRET = 16
 NAME = "signing-key"
 
 FORM: Final = re.compile(
-    rb'(\{"kind":"input","path":"","seq":-1,"at":[0-9]{1,13},"input":\{"type":"Signed","key":"([A-Za-z0-9+/]{68})"'
+    rb'(\{"kind":"input","path":"","seq":-1,"at":[0-9]{1,13},"input":\{"type":"signature","key":"([A-Za-z0-9+/]{68})"'
     rb',"records":([0-9]{1,9}),"digest":"([0-9a-f]{64})","marks":"((?:[0-9a-f]{16})*)","found":([0-9]{1,9})'
     rb',"closes":(true|false),"time":"([0-9T:.+Z-]{20,40})"),"sig":"([A-Za-z0-9+/]{86}==)"\},"crc":"[0-9a-f]{8}"\}'
 )

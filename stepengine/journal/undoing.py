@@ -19,7 +19,7 @@ from attrs import field, frozen
 
 from stepengine.data.outcomes import Failure
 from stepengine.errors import DefinitionError, ToolError, UndoRefused, UnknownOutcome
-from stepengine.journal.divergence import verb
+from stepengine.journal.divergence import effect_label
 from stepengine.journal.encoding import touched_world
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History
@@ -65,9 +65,9 @@ class Undone:
         created: Files that the run had deleted, and that are there again.
         unchanged: Files that were as before already.
         left: Files that were left alone, each with why; only where that was asked for.
-        unknown: Calls that were begun and of which nobody knows whether they happened, such as ``"#3 call_tool str_replace"``.
+        unknown: Calls that were begun and of which nobody knows whether they happened, such as ``"#3 tool_call str_replace"``.
         others: What else may have changed the world and keeps nothing to undo it by, such as
-            ``"call_tool run_terminal_command (2 times)"``.
+            ``"tool_call run_terminal_command (2 times)"``.
         dry_run: Whether nothing was done, and this is what would have been.
         contents: After a dry run, the content that each restored or created file would have.
     """
@@ -293,7 +293,7 @@ def _results(history: History, keeps: Callable[[Address], bool]) -> Iterator[Res
 def _acts(history: History, keeps: Callable[[Address], bool]) -> Iterator[tuple[Intent, Result | None]]:
     """Give the calls with their results; what the body of a tool did is in its own."""
     for address, intent in history.intents.items():
-        if intent.type in ("CallTool", "Perform") and not intent.begins_run and not keeps(address):
+        if intent.type in ("tool_call", "perform") and not intent.begins_run and not keeps(address):
             yield intent, history.results.get(address)
 
 
@@ -301,7 +301,7 @@ def _unknown(history: History, keeps: Callable[[Address], bool]) -> Iterator[str
     for intent, result in _acts(history, keeps):
         outcome = None if result is None else history.outcome(result)
         if outcome is None or (type(outcome) is Failure and isinstance(outcome.error, UnknownOutcome)):
-            yield f"{shown_address(intent.path, intent.seq)} {verb(history.form(intent))}"
+            yield f"{shown_address(intent.path, intent.seq)} {effect_label(history.form(intent))}"
 
 
 def _others(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
@@ -312,7 +312,7 @@ def _others(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]
             continue
         outcome = history.outcome(result)
         if type(outcome) is not Failure and not getattr(getattr(outcome, "value", None), "is_error", False):
-            counted[verb(history.form(intent))] += 1
+            counted[effect_label(history.form(intent))] += 1
     for call, times in counted.items():
         yield f"{call} ({times} time{'s' if times > 1 else ''})"
 

@@ -76,7 +76,7 @@ LAST_PAUSE = 0.5
 SLOWER = 1.5
 SPOKEN = frozenset({"step", "final_answer"})
 NOT_KNOWN = -1
-STILL = frozenset({"Ask", *WAITING})
+STILL = frozenset({"ask", *WAITING})
 SOMEBODY = AgentDefinition("followed")
 """Stands in plans for the agents of a run: nobody here has their definitions."""
 
@@ -186,7 +186,7 @@ class Projection:
         created = above.plan.created if above is not None else created_of(self._head)  # type: ignore[arg-type]
         plan = RunPlan(definition=SOMEBODY, run_id=own_id, path=path, created=created)
         run = self._runs[path] = _KnownRun("", plan, last=0 if above is None else above.last)
-        if form["type"] == "Spawn":
+        if form["type"] == "agent_call":
             run.agent_id = str(form["agent_id"])
             run.started = RunStarted(
                 path=path, own_id=own_id, agent_id=run.agent_id, prompt=form["prompt"], params=form["params"]
@@ -247,7 +247,7 @@ class Projection:
         yield from self._going_on(path, seq)
         yield from self._show_start(path)
         run = self._runs[path]
-        begins = form["type"] == "CallModel" and form["purpose"] == "step" and not _goes_on(form["request"])
+        begins = form["type"] == "model_call" and form["purpose"] == "step" and not _goes_on(form["request"])
         if begins or not _is_models(form):
             yield from self._step_ended(path, seq)
         if begins:
@@ -256,7 +256,7 @@ class Projection:
             yield StepStarted(path=path, seq=seq, step=run.step, steps_remaining=NOT_KNOWN)
         item = Item(path, EFFECTS[form["type"]](intent, form), run.plan)
         opened = self._open[path, seq] = _OpenEffect(item, form, run.last)
-        if form["type"] == "Sleep" or form.get("timeout") is not None:
+        if form["type"] == "sleep" or form.get("timeout") is not None:
             opened.is_shown = False  # until when it waits stands in a record of its own, which comes next
         else:
             yield from self._show_effect(opened)
@@ -351,12 +351,12 @@ class Projection:
         run = self._runs[record.path]
         run.last = max(run.last, record.at)
         match said.get("type"):
-            case "Wakes" if address in self._open and not self._open[address].is_shown:
+            case "wake_time" if address in self._open and not self._open[address].is_shown:
                 opened = self._open[address]
                 effect: Any = opened.item.effect
                 opened.item = opened.item._replace(effect=attrs.evolve(effect, wakes=int(said["until"])))
                 yield from self._show_effect(opened)
-            case "Stop":
+            case "stop":
                 yield from self._show_stop(said)
             case _:
                 pass
@@ -394,14 +394,14 @@ class Projection:
 
 def _goes_on(request: Mapping[str, Any]) -> bool:
     """Return whether a request continues a text that was cut, which is not a step of its own."""
-    return any(message["type"] == "AssistantMessage" for message in request.get("tail") or ())
+    return any(message["type"] == "assistant_message" for message in request.get("tail") or ())
 
 
 def _is_models(form: Mapping[str, Any]) -> bool:
     """Return whether an effect belongs to the step that is under way, and not to what its handler does between two."""
-    if form["type"] == "CallTool":
+    if form["type"] == "tool_call":
         return bool(form["source"] in ("model", "hook"))
-    return form["type"] == "CallModel" or bool(form.get("tool_call_id"))
+    return form["type"] == "model_call" or bool(form.get("tool_call_id"))
 
 
 def _decision_events(effect: AskPerson, path: str, answers: Sequence[Answer]) -> Iterator[Event]:
@@ -452,20 +452,20 @@ def _spawn(intent: Intent, form: Mapping[str, Any]) -> Leaf:
 
 
 EFFECTS: Mapping[str, Callable[[Intent, Mapping[str, Any]], Leaf]] = {
-    "CallModel": lambda intent, form: CallModel(
+    "model_call": lambda intent, form: CallModel(
         intent.seq, ModelRequest(str(form["request"]["model"])), form["purpose"]
     ),
-    "CallTool": _call,
-    "Spawn": _spawn,
-    "Perform": lambda intent, _: CallFunction(intent.seq, Perform(_nothing)),
-    "Ask": lambda intent, form: AskPerson(
+    "tool_call": _call,
+    "agent_call": _spawn,
+    "perform": lambda intent, _: CallFunction(intent.seq, Perform(_nothing)),
+    "ask": lambda intent, form: AskPerson(
         intent.seq, questions_of(form), form["purpose"], form.get("tool_call_id", "")
     ),
-    "Sleep": lambda intent, _: AwaitTime(intent.seq),
-    "Receive": lambda intent, form: AwaitMessage(intent.seq, form["topic"]),
-    "Await": lambda intent, form: AwaitRuns(intent.seq, tuple(form["children"]), form["need"]),
-    "Tell": lambda intent, form: TellRun(intent.seq, form["child"]),
-    "Cancel": lambda intent, form: EndRuns(intent.seq, tuple(form["children"])),
+    "sleep": lambda intent, _: AwaitTime(intent.seq),
+    "receive": lambda intent, form: AwaitMessage(intent.seq, form["topic"]),
+    "wait": lambda intent, form: AwaitRuns(intent.seq, tuple(form["children"]), form["need"]),
+    "send": lambda intent, form: TellRun(intent.seq, form["child"]),
+    "cancel": lambda intent, form: EndRuns(intent.seq, tuple(form["children"])),
 }
 """Recorded effects, as far as anything is shown of them."""
 

@@ -278,7 +278,7 @@ async def blame(
 
 def _root_steps(history: History, addresses: Iterable[str]) -> Iterator[int]:
     """Give the steps of the root in which model calls of it or of its children were made."""
-    calls = sorted([seq for (path, seq), intent in history.intents.items() if not path and intent.type == "CallModel"])
+    calls = sorted([seq for (path, seq), intent in history.intents.items() if not path and intent.type == "model_call"])
     for path, seq in map(address_of, addresses):
         yield bisect_right(calls, int(path.partition(".")[0]) if path else seq)
 

@@ -146,7 +146,7 @@ def _by_programs(result: RunResult) -> Iterator[str]:
             yield from [
                 str(form["tool_name"])
                 for form in asked_in(history, child_path(path, seq))
-                if form["type"] == "CallTool"
+                if form["type"] == "tool_call"
             ]
 
 

@@ -300,7 +300,7 @@ class JudgedRun:
         own = [MadeCall(call.tool_name, plain(call.input)) for call in self.result.tool_calls]
         history = self.journal.history()
         intents = [
-            (address, i) for address, i in sorted(history.intents.items()) if address[0] and i.type == "CallTool"
+            (address, i) for address, i in sorted(history.intents.items()) if address[0] and i.type == "tool_call"
         ]
         forms = [(address[0], history.form(intent)) for address, intent in intents]
         return (*own, *[MadeCall(str(form["tool_name"]), plain(form["input"]), path) for path, form in forms])

@@ -565,14 +565,14 @@ def _calls(value: object) -> bool:
     return bool(getattr(value, "tool_calls", ()))
 
 
-KINDS = {"CallModel": "reply", "CallTool": "result", "Perform": "result", "Ask": "answer"}
+KINDS = {"model_call": "reply", "tool_call": "result", "perform": "result", "ask": "answer"}
 
 
 def _editable(moment: Moment, debugger: Debugger) -> dict[str, Any]:
     """Return what of this place a fork may change: its kind, and the value in a form that a fork takes back; ``None`` for neither."""
     address = debugger.stepper.address_at(moment.position)
     intent = None if address is None else debugger.stepper.history.intents.get(address)
-    kind = None if intent is None or (intent.begins_run and intent.type == "CallTool") else KINDS.get(intent.type)
+    kind = None if intent is None or (intent.begins_run and intent.type == "tool_call") else KINDS.get(intent.type)
     if kind is None or moment.outcome is None:
         return {"kind": None, "value": None}
     value = None if isinstance(moment.outcome, Failure) else _taken(moment.outcome.value)

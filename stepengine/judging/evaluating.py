@@ -786,7 +786,7 @@ class _EvaluationRun:
         """Return the first call of a tool whose function is another now, such as ``"#4"``; ``""`` for none."""
         changed = {name for name, digest in side.tools.items() if note.tools.get(name, digest) != digest}
         for address, intent in in_program_order(history):
-            if intent.type == "CallTool" and history.form(intent)["tool_name"] in changed:
+            if intent.type == "tool_call" and history.form(intent)["tool_name"] in changed:
                 return shown_address(*address)
         return ""
 
@@ -862,7 +862,7 @@ def _cut_off(history: History) -> str:
     """Return what a run or a child of it lost that is not a fault of theirs, such as a server of tools; ``""`` for nothing."""
     for address, intent in in_program_order(history):
         known = history.results.get(address)
-        if known is None or intent.type not in ("CallTool", "Perform"):
+        if known is None or intent.type not in ("tool_call", "perform"):
             continue
         outcome = history.outcome(known)
         if isinstance(outcome, Failure):

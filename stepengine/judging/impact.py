@@ -97,7 +97,7 @@ async def first_difference(
 
 def _find_divergence(file: str, journal: Journal, history: History, error: ReplayDivergence) -> RepeatedJournal:
     known = history.intents.get(address_of(error.address))
-    by_request = error.kind == "changed" and known is not None and known.type == "CallModel"
+    by_request = error.kind == "changed" and known is not None and known.type == "model_call"
     fields = tuple([Field(*field) for field in error.diff])
     said = error.message.partition("\n")[0]
     return RepeatedJournal(file, ASKED if by_request else HANDLER, journal, error.address, error.step, fields, said)

@@ -190,7 +190,7 @@ def _reply_in(made: Any) -> ModelReply | None:
     history = made.journal.history()
     at = address_of(made.broke_at)
     later = [
-        address for address, intent in history.intents.items() if intent.type == "CallModel" and address[1] >= at[1]
+        address for address, intent in history.intents.items() if intent.type == "model_call" and address[1] >= at[1]
     ]
     known = [history.outcome(history.results[address]) for address in later if address in history.results]
     values = [getattr(outcome, "value", None) for outcome in known]

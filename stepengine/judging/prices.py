@@ -94,7 +94,7 @@ def calls_of(journal: Journal) -> list[RecordedCall]:
 def _calls(history: History) -> Iterator[RecordedCall]:
     before: dict[str, ModelRequest] = {}
     for address, intent in in_program_order(history):
-        result = history.results.get(address) if intent.type == "CallModel" else None
+        result = history.results.get(address) if intent.type == "model_call" else None
         if result is None:
             continue
         request = history.request(intent)

@@ -109,7 +109,7 @@ def course_from(history: History, at: str) -> Course:
     after = [i for a, i in in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]
     usage, cost, decision = Usage(), Decimal(0), None
     known: Decimal | None = cost
-    models = [i for i in after if i.type == "CallModel"]
+    models = [i for i in after if i.type == "model_call"]
     replies = [(intent, reply) for intent in models if (reply := _reply_to(history, intent)) is not None]
     for intent, reply in replies:
         usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
@@ -118,7 +118,7 @@ def course_from(history: History, at: str) -> Course:
     ended = ended_of(history)
     return Course(
         decision=decision,
-        tools=tuple([str(history.form(i)["tool_name"]) for i in after if i.type == "CallTool"]),
+        tools=tuple([str(history.form(i)["tool_name"]) for i in after if i.type == "tool_call"]),
         steps=len(models),
         tokens=usage.total_tokens,
         cost=known if replies or not models else None,
@@ -143,7 +143,7 @@ def _decided_calls(history: History, asked: Intent, reply: ModelReply) -> Iterat
 def _programs_after(history: History, asked: Intent) -> Iterator[tuple[str, str, str]]:
     """Give the programs that were run for a reply: the tool, the text, and the path of what it asked for."""
     seq = asked.seq + 1
-    while (effect := history.intents.get((asked.path, seq))) is not None and effect.type != "CallModel":
+    while (effect := history.intents.get((asked.path, seq))) is not None and effect.type != "model_call":
         form = history.form(effect)
         text = program_of(form)
         if text is not None:
@@ -154,11 +154,11 @@ def _programs_after(history: History, asked: Intent) -> Iterator[tuple[str, str,
 def _asked_in(history: History, path: str) -> Iterator[tuple[str, Any]]:
     """Give what a program asked for, by names and inputs: neither waits nor whether its calls were allowed."""
     for form in asked_in(history, path):
-        if form["type"] == "CallTool":
+        if form["type"] == "tool_call":
             yield form["tool_name"], plain(form["input"])
-        elif form["type"] == "Spawn":
+        elif form["type"] == "agent_call":
             yield form["agent_id"], {"prompt": form["prompt"], "params": plain(form["params"])}
-        elif form["type"] == "Ask" and form["purpose"] == "question":
+        elif form["type"] == "ask" and form["purpose"] == "question":
             yield "ask", [question["text"] for question in form["questions"]]
 
 
@@ -183,7 +183,7 @@ def model_calls(history: History) -> list[str]:
     return [
         shown_address(*address)
         for address, intent in in_program_order(history)
-        if intent.type == "CallModel" and address in history.results
+        if intent.type == "model_call" and address in history.results
     ]
 
 

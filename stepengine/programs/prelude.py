@@ -296,11 +296,11 @@ def _se_told(message, role, content, tags, kind):
 
 class UserMessage:
     def __init__(self, content="", tags=()):
-        _se_told(self, "user", content, tags, "UserMessage")
+        _se_told(self, "user", content, tags, "user_message")
 
 class AssistantMessage:
     def __init__(self, content="", tags=()):
-        _se_told(self, "assistant", content, tags, "AssistantMessage")
+        _se_told(self, "assistant", content, tags, "assistant_message")
         self.said = content
         self.tool_calls = []
         self.thinking = []

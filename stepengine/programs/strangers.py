@@ -1197,7 +1197,7 @@ class _YieldReading:
 
 def _message_input(message: Any) -> Any:
     """Return a message as input of a tool has it; one that was made inside says its text as it is."""
-    kind = {"UserMessage": UserMessage, "AssistantMessage": AssistantMessage}.get(message.get("type"))
+    kind = {"user_message": UserMessage, "assistant_message": AssistantMessage}.get(message.get("type"))
     if kind is not None and isinstance(message.get("content"), str):
         message = to_json(kind(message["content"], tags=message.get("tags", ())))
     return {name: value for name, value in message.items() if name != "stepengine"}

@@ -211,7 +211,7 @@ def _summary_of(journal: Journal, name: str) -> ForeignSummary:
         told["agent"], told["status"] = str(root["agent_id"]), status_of(history)
         told["created"] = "" if head is None else head.created
         told["prompt"] = str(root.get("prompt") or "")[:500]
-        told["steps"] = sum(one.type == "CallModel" for one in history.intents.values())
+        told["steps"] = sum(one.type == "model_call" for one in history.intents.values())
     except (StepEngineError, OSError, LookupError, TypeError, ValueError) as error:
         told["error"] = error.message if isinstance(error, StepEngineError) else type(error).__name__
     return ForeignSummary(
@@ -235,7 +235,7 @@ def _pending(history: History) -> list[PendingEffect]:
                 kind=intent.type,
                 name=str(clean(str(name))),
                 input=clean(given) if given else None,
-                is_asked=intent.type == "Ask",
+                is_asked=intent.type == "ask",
             )
         )
     return found

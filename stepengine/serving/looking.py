@@ -343,15 +343,15 @@ def _place(tape: Tape, position: int, address: Address, texts: SafeTexts) -> Pla
         step=tape.step_of(address),
         type=kind,
         name="" if intent is None else texts.clean(_name(tape.history, intent), NAMED),
-        is_step=kind == "CallModel" and not address[0],
+        is_step=kind == "model_call" and not address[0],
     )
 
 
 def _name(history: History, intent: Any) -> str:
-    if intent.type == "CallModel":
+    if intent.type == "model_call":
         return str(history.model(intent))
     form = history.form(intent)
-    if intent.type == "Ask":
+    if intent.type == "ask":
         return " ".join([str(each["text"]) for each in form.get("questions", ())])
     return str(form.get("tool_name") or form.get("agent_id") or form.get("name") or form.get("topic") or "")
 

@@ -1432,7 +1432,7 @@ def _recorded_end(journal: Journal) -> str | None:
         return status_of(history)
     # Its server was killed before it took note. The letter is written down with the end that it asked for: what a server ends as it
     # stops has none, and is to go on.
-    said = [one.input for one in history.inputs if one.path == "" and one.input.get("type") == "Letter"]
+    said = [one.input for one in history.inputs if one.path == "" and one.input.get("type") == "mailbox_message"]
     was_cancelled = history.stop is not None and any(one.get("kind") == "cancel" for one in said)
     return RunStatus.CANCELLED.value if was_cancelled else None
 

@@ -435,12 +435,12 @@ class _Digest:
     def _take(self, record: object) -> None:
         history = self._follower.history
         if isinstance(record, Intent):
-            self._steps += record.type == "CallModel"
-            self._agents += record.type == "Spawn" and (record.path, record.seq) != ROOT
+            self._steps += record.type == "model_call"
+            self._agents += record.type == "agent_call" and (record.path, record.seq) != ROOT
         elif isinstance(record, Result):
             intent = history.intents.get((record.path, record.seq))
             value = None
-            if intent is not None and intent.type == "CallModel":
+            if intent is not None and intent.type == "model_call":
                 value = getattr(history.outcome(record), "value", None)
             if isinstance(value, ModelReply):
                 self._tokens += 0 if value.usage is None else value.usage.total_tokens

@@ -42,7 +42,7 @@ def assert_prefix_stable(run: JournalLike | RunResult, *, cut_at: Collection[str
     history = made.history()
     last: dict[str, tuple[Intent, list[tuple[str, str]]]] = {}
     for (path, seq), intent in sorted(history.intents.items(), key=lambda item: item[0]):
-        if intent.type != "CallModel" or history.form(intent)["purpose"] != "step":
+        if intent.type != "model_call" or history.form(intent)["purpose"] != "step":
             continue
         now = list(_pieces(history, intent))
         before = last.get(path)

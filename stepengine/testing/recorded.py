@@ -26,7 +26,7 @@ from stepengine.testing.world import Saying
 __all__ = ("Record", "Recorded")
 
 
-MODEL = "CallModel"
+MODEL = "model_call"
 
 
 class Record:
@@ -47,7 +47,7 @@ class Record:
         self._places: dict[tuple[str, str], list[Address]] = {}
         self.tools: set[str] = set()
         for address, intent in history.intents.items():
-            if intent.type == "CallTool":
+            if intent.type == "tool_call":
                 self.tools.add(str(history.form(intent)["tool_name"]))
             if not intent.begins_run and address in history.results:
                 fp = MODEL if intent.type == MODEL else self._prints.of(history.form(intent))

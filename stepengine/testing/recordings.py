@@ -632,7 +632,7 @@ class JournalFixture(Deciding):
 def _replies(results: Iterable[Result], history: History) -> list[ModelReply]:
     """Return the model replies among *results*."""
     values = [
-        history.outcome(result) for result in results if history.intents[result.path, result.seq].type == "CallModel"
+        history.outcome(result) for result in results if history.intents[result.path, result.seq].type == "model_call"
     ]
     return [v.value for v in values if isinstance(v, Value) and isinstance(v.value, ModelReply)]
 

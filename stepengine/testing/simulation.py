@@ -278,7 +278,7 @@ def _unlisted(agents: Iterable[AgentDefinition], history: History | None) -> dic
     """Return the tools that a recorded run called, and that no agent brings along."""
     if history is None:
         return {}
-    names = [str(history.form(i)["tool_name"]) for i in history.intents.values() if i.type == "CallTool"]
+    names = [str(history.form(i)["tool_name"]) for i in history.intents.values() if i.type == "tool_call"]
     tools = [tool for agent in agents for tool in agent.tools]
     own = {tool.spec.name for tool in tools if isinstance(tool, ToolLike)}
     return dict.fromkeys([name for name in names if name not in own])

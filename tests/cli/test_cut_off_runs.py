@@ -125,7 +125,7 @@ def test_what_came_of_an_effect_in_doubt_is_told_on_the_command_line(cut_off: st
 
     assert not Path("paid.txt").exists()
     assert taken == getattr(history.outcome(history.results["", 1]), "value", None)
-    assert ["command line"] == [i.input["by"] for i in history.inputs if i.input["type"] == "Taken"]
+    assert ["command line"] == [i.input["by"] for i in history.inputs if i.input["type"] == "manual_result"]
 
 
 @pytest.mark.spec("requirements:X73")

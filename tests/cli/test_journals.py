@@ -201,11 +201,11 @@ def test_show_as_json_holds_every_effect_and_the_open_questions(asked: str) -> N
     told = json.loads(command("show", asked, "--json").stdout)
     assert (told["agent"], told["status"], told["prompt"]) == ("desk", "suspended", "go")
     assert [(e["address"], e["step"], e["kind"]) for e in told["effects"]] == [
-        ("#0", 0, "CallTool"),
-        ("#1", 1, "CallModel"),
-        ("#2", 1, "CallTool"),
-        ("#3", 2, "CallModel"),
-        ("#4", 2, "Ask"),
+        ("#0", 0, "tool_call"),
+        ("#1", 1, "model_call"),
+        ("#2", 1, "tool_call"),
+        ("#3", 2, "model_call"),
+        ("#4", 2, "ask"),
     ]
     assert told["questions"] == [{"id": "q4", "text": "Ship it?", "options": ["yes", "no"]}]
     assert told["effects"][-1]["outcome"] is None
@@ -290,7 +290,7 @@ def test_fork_edits_replies_as_text_even_if_they_look_like_json_and_as_whole_val
 def test_fork_refuses_to_repeat_what_changed_the_world_until_that_is_allowed(ended: str, scripted: Any) -> None:
     scripted(text("short"))
     message = command("fork", ended, "--at", "1", "-q", code=1).stderr
-    assert "#2 call_tool shout" in message
+    assert "#2 tool_call shout" in message
     assert Path("done.txt").read_text() == "onetwo"
     command("fork", ended, "--at", "0", "--allow-repeat", "-q", code=3)
 
@@ -523,19 +523,19 @@ def test_a_place_that_a_journal_does_not_have_is_wrong_usage(ended: str, argumen
 
 @pytest.mark.spec("replay:D12")
 def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> None:
-    assert command("replay", ended, "--live", "call_tool", "-q").stdout == "ONE yes\n"
+    assert command("replay", ended, "--live", "tool_call", "-q").stdout == "ONE yes\n"
     assert Path("done.txt").read_text() == "onetwoonetwo"
     message = command(
-        "replay", ended, "--live", "call_tool", "--agent", edited(".upper()", ".title()"), "-q", code=5
+        "replay", ended, "--live", "tool_call", "--agent", edited(".upper()", ".title()"), "-q", code=5
     ).stderr
-    assert "call_tool shout has another result than was recorded" in message
+    assert "tool_call shout has another result than was recorded" in message
     scripted(text("short cut"))
-    assert command("replay", ended, "--live", "call_model", "-q").stdout == "ONE yes\n"
+    assert command("replay", ended, "--live", "model_call", "-q").stdout == "ONE yes\n"
     scripted(tool_call("shout", {"word": "never heard of"}))
-    refused = command("replay", ended, "--live", "call_model", "-q", code=5).stderr
-    assert "call_tool shout with this input is not recorded" in refused
-    both = command("replay", ended, "--live", "call_model", "--live", "call_tool", code=2).stderr
-    assert "--live call_model goes alone" in both
+    refused = command("replay", ended, "--live", "model_call", "-q", code=5).stderr
+    assert "tool_call shout with this input is not recorded" in refused
+    both = command("replay", ended, "--live", "model_call", "--live", "tool_call", code=2).stderr
+    assert "--live model_call goes alone" in both
     assert "live='luck' is not a kind" in command("replay", ended, "--live", "luck", code=2).stderr
 
 
@@ -549,7 +549,7 @@ def test_a_replay_with_a_live_model_of_a_run_that_asks_for_nothing_is_that_run(
     )
     command("run", "told.py", "--journal", "told.jsonl")
 
-    assert command("replay", "told.jsonl", "--agent", "told.py", "--live", "call_model", "-q").stdout == "all of it\n"
+    assert command("replay", "told.jsonl", "--agent", "told.py", "--live", "model_call", "-q").stdout == "all of it\n"
 
 
 def test_a_replay_at_a_speed_shows_the_run_and_comes_to_the_same_end(ended: str) -> None:
@@ -627,7 +627,7 @@ def test_ready_tells_what_nothing_takes_what_cannot_be_tried_and_what_has_ended(
     agent = edited("    yield STEP_ALL\n", "")
     said = command("ready", asked, "--agent", agent, "--on-divergence", "keep", code=5).stdout
     assert "diverges  run.jsonl  desk" in said
-    assert "ask instead of call_model" in said
+    assert "ask instead of model_call" in said
     assert "to go on from here" not in said
 
     Path("more").mkdir()

@@ -565,7 +565,7 @@ def test_a_person_at_a_terminal_is_asked_once(
         ("resume", "run.jsonl", "--answer", "q0=yes"),
         ("resume", "run.jsonl", "--trust-answers"),
         ("extend", "run.jsonl", "--trust-answers"),
-        ("replay", "run.jsonl", "--live", "call_tool", "--trust-answers"),
+        ("replay", "run.jsonl", "--live", "tool_call", "--trust-answers"),
         ("fork", "run.jsonl", "--at", "-1", "--answer", "q0=yes"),
         ("extend", "run.jsonl", "--answer", "q0=yes"),
         ("answer", "run-1", "q0", "yes", "--db", "postgresql://127.0.0.1:9/none"),
@@ -660,7 +660,7 @@ def _cut_behind_its_yes(place: Place) -> None:
     assert "1;" == _paid(place)
     place.path.joinpath("paid.txt").unlink()
     lines = FileJournal("whole.jsonl").lines()
-    yes = next(number for number, line in enumerate(lines) if b'"Answer"' in line)
+    yes = next(number for number, line in enumerate(lines) if b'"answer"' in line)
     cut = MemoryJournal(lines[: yes + 1])
     cut.copy_to(FileJournal("cut.jsonl"))
     end = records.Result("", -1, 99, Value(ChildResult(agent_id="payer", run_id=cut.records()[0].run), 99))
@@ -677,7 +677,7 @@ def _cut_behind_its_yes(place: Place) -> None:
         (("fork", "whole.jsonl", "--at", "0", "--allow-repeat"), 2, "q0 would let calls run that nobody here allowed"),
         (("fork", "cut.jsonl", "--at", "0", "--edit", "no"), 3, ""),
         (("extend", "ended.jsonl"), 3, "--answer q0=TEXT"),
-        (("replay", "whole.jsonl", "--live", "call_tool"), 1, "nobody here allowed; a replay asks nobody"),
+        (("replay", "whole.jsonl", "--live", "tool_call"), 1, "nobody here allowed; a replay asks nobody"),
     ],
     ids=[
         "resume",
@@ -728,7 +728,7 @@ def test_whoever_knows_a_journal_takes_its_answers(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
     payer.type("extend", "ended.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
-    payer.type("replay", "whole.jsonl", "--agent", "payer.py", "--live", "call_tool", "--trust-answers", "-q", code=3)
+    payer.type("replay", "whole.jsonl", "--agent", "payer.py", "--live", "tool_call", "--trust-answers", "-q", code=3)
 
     assert "1;1;1;" == _paid(payer)
 

@@ -501,5 +501,5 @@ async def test_a_resumed_run_keeps_the_context_length_that_it_began_with() -> No
 
     assert [RunStatus.SUSPENDED, RunStatus.COMPLETED] == [waiting.status, done.status]
     assert max(estimated_tokens(request) for request in second.requests) < 3_000
-    assert 1 == sum('"ContextWindow"' in str(line) for line in journal.lines())
+    assert 1 == sum('"context_window"' in str(line) for line in journal.lines())
     assert (await engine(Worker(0)).replay(journal, agent=agent)).state == done.state

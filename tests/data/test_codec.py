@@ -41,6 +41,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
 from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
+from stepengine.data.stored import STORED_TYPES, StoredType
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
@@ -95,17 +96,17 @@ def test_the_stored_form_names_type_and_fields_and_leaves_defaults_out() -> None
 
     assert to_json(state) == {
         "stepengine": FORMAT,
-        "type": "AgentState",
+        "type": "agent_state",
         "run_id": "r",
         "message_history": {
-            "type": "Transcript",
+            "type": "transcript",
             "messages": [
-                {"type": "UserMessage", "content": [{"type": "TextPart", "text": "hi"}], "tags": ["USER_PROMPT"]},
+                {"type": "user_message", "content": [{"type": "text", "text": "hi"}], "tags": ["USER_PROMPT"]},
                 {
-                    "type": "AssistantMessage",
+                    "type": "assistant_message",
                     "content": [
                         {
-                            "type": "ToolCallPart",
+                            "type": "tool_call",
                             "tool_call_id": "c1",
                             "tool_name": "add",
                             "input": {"a": 1},
@@ -114,10 +115,10 @@ def test_the_stored_form_names_type_and_fields_and_leaves_defaults_out() -> None
                     ],
                 },
                 {
-                    "type": "ToolMessage",
+                    "type": "tool_message",
                     "tool_call_id": "c1",
                     "tool_name": "add",
-                    "content": [{"type": "TextPart", "text": "2"}],
+                    "content": [{"type": "text", "text": "2"}],
                 },
             ],
         },
@@ -139,7 +140,7 @@ def test_a_state_stores_its_view_only_when_it_differs_from_the_record(state: Age
 
 
 def test_a_value_tells_json_from_stored_objects_and_from_tuples_of_them() -> None:
-    lookalike = freeze({"type": "Usage", "input_tokens": 5})
+    lookalike = freeze({"type": "usage", "input_tokens": 5})
 
     for value in (lookalike, Usage(5), (), (Answer("yes"), Answer("no")), freeze([]), None, "text"):
         loaded = loads(to_json(Value(value))).value
@@ -148,13 +149,13 @@ def test_a_value_tells_json_from_stored_objects_and_from_tuples_of_them() -> Non
 
 
 def test_what_hooks_share_as_python_objects_is_never_stored() -> None:
-    assert to_json(Change(values={"db": object()})) == {"stepengine": FORMAT, "type": "Change"}
+    assert to_json(Change(values={"db": object()})) == {"stepengine": FORMAT, "type": "change"}
 
 
 def test_the_cause_and_the_result_of_an_error_are_not_stored() -> None:
     error = ToolError("boom", tool_name="t", result=ToolResult.error("boom"))
 
-    assert to_json(error) == {"stepengine": FORMAT, "type": "ToolError", "message": "boom", "tool_name": "t"}
+    assert to_json(error) == {"stepengine": FORMAT, "type": "tool_error", "message": "boom", "tool_name": "t"}
 
 
 # --- what cannot be stored ------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def test_storing_a_value_nested_beyond_all_measure_is_refused() -> None:
     with pytest.raises(DataError, match="nested too deeply"):
         data: Any = {"type": "json", "value": 1}
         for _ in range(20_000):
-            data = {"type": "Value", "value": data}
+            data = {"type": "value", "value": data}
         from_json({"stepengine": FORMAT, **data})
 
 
@@ -244,8 +245,8 @@ WRONG: dict[str, list[Any]] = {
     "Sequence[str]": [None, 1, "ab", {}, [1], ["a", None]],
     "StopReason": [None, 1, True, "because", "END_TURN", [], {}],
     "RunStatus": [None, 1, True, "done", [], {}],
-    "Mapping[str, ToolSpec]": [None, [], "a", {"a": 1}, {"a": {}}, {"a": {"type": "Usage"}}],
-    "Mapping[str, Usage]": [None, [], "a", {"a": 1}, {"a": {}}, {"a": {"type": "Spending"}}],
+    "Mapping[str, ToolSpec]": [None, [], "a", {"a": 1}, {"a": {}}, {"a": {"type": "usage"}}],
+    "Mapping[str, Usage]": [None, [], "a", {"a": 1}, {"a": {}}, {"a": {"type": "spending"}}],
     "Mapping[str, Decimal]": [None, [], "a", {"a": 1}, {"a": None}, {"a": "NaN"}, {"a": {}}],
 }
 """For every annotation of a field, JSON values that do not fit it."""
@@ -326,7 +327,7 @@ def test_an_unknown_field_is_refused_and_named(name: str, data: st.DataObject) -
     stored = to_json(data.draw(strategies.STORED[name]))
 
     for field in ("surprise", "_memo", "__class__", "py/object", 5):
-        with pytest.raises(DataError, match=r"unknown field") as caught:
+        with pytest.raises(DataError, match=r"unknown member") as caught:
             from_json({**stored, field: 1})
 
         assert f"$.{field}" == caught.value.path
@@ -335,21 +336,21 @@ def test_an_unknown_field_is_refused_and_named(name: str, data: st.DataObject) -
 @pytest.mark.parametrize("version", [2, 0, "1", 1.0, True, None, [1], 10**400, "x" * 5_000])
 def test_another_format_is_refused(version: Any) -> None:
     with pytest.raises(DataError, match="reads format 1") as caught:
-        from_json({"type": "TextPart", "text": "a", "stepengine": version})
+        from_json({"type": "text", "text": "a", "stepengine": version})
 
     assert "$.stepengine" == caught.value.path
     assert len(caught.value.message) < 200
 
 
-@pytest.mark.parametrize("data", [None, 5, "text", [], {}, {"type": "TextPart", "text": "a"}])
+@pytest.mark.parametrize("data", [None, 5, "text", [], {}, {"type": "text", "text": "a"}])
 def test_what_is_no_stored_value_is_refused(data: Any) -> None:
     with pytest.raises(DataError, match="not a stored stepengine value"):
         from_json(data)
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(DataError, match="TextPart needs this field") as caught:
-        from_json({"stepengine": FORMAT, "type": "UserMessage", "content": [{"type": "TextPart"}]})
+    with pytest.raises(DataError, match="'text' needs this member") as caught:
+        from_json({"stepengine": FORMAT, "type": "user_message", "content": [{"type": "text"}]})
 
     assert "$.content[0].text" == caught.value.path
 
@@ -368,7 +369,7 @@ def test_a_stored_history_that_does_not_pair_is_refused() -> None:
 
 
 def test_an_image_without_a_source_is_refused_with_its_place() -> None:
-    stored = {"stepengine": FORMAT, "type": "UserMessage", "content": [{"type": "ImagePart"}]}
+    stored = {"stepengine": FORMAT, "type": "user_message", "content": [{"type": "image"}]}
 
     with pytest.raises(DataError, match=r"exactly one of url=, data= and file_id= at \$\.content\[0\]"):
         from_json(stored)
@@ -467,7 +468,7 @@ def test_plain_shows_anything_and_never_fails() -> None:
         }
     )
 
-    assert shown["usage"] == {"type": "Usage", "input_tokens": 5}
+    assert shown["usage"] == {"type": "usage", "input_tokens": 5}
     assert shown["result"]["status"] == "completed"
     assert shown["result"]["output"] == {"mode": "json"}
     assert shown["result"]["error"] == "'k'"
@@ -481,19 +482,19 @@ def test_plain_shows_anything_and_never_fails() -> None:
 
 
 def test_plain_is_the_stored_form_of_stored_values_without_the_version() -> None:
-    assert plain(TextPart("a")) == {"type": "TextPart", "text": "a"}
+    assert plain(TextPart("a")) == {"type": "text", "text": "a"}
     assert plain(RunStatus.FAILED) == "failed"
 
 
 @pytest.mark.parametrize("value", [ToolResult.text("x"), (Usage(1), Usage(2)), (), {"a": [1, None]}, "x", None])
 def test_a_value_that_may_be_anything_comes_back_by_itself_as_it_does_inside_an_outcome(value: Any) -> None:
     inside = bare(Value(value))["value"]
-    assert restored_any(inside) == value == restored({"type": "Value", "value": inside}).value
+    assert restored_any(inside) == value == restored({"type": "value", "value": inside}).value
 
 
 def test_a_wrong_value_that_may_be_anything_is_refused_with_its_place() -> None:
     with pytest.raises(DataError, match=r"unknown type 'Nothing' at \$\.items\[1\]"):
-        restored_any({"type": "tuple", "items": [{"type": "Usage"}, {"type": "Nothing"}]})
+        restored_any({"type": "tuple", "items": [{"type": "usage"}, {"type": "Nothing"}]})
 
 
 def test_a_tool_without_a_time_limit_is_stored():
@@ -517,3 +518,15 @@ def test_what_is_no_stored_state_is_refused_with_what_it_is() -> None:
         DataError, match=r"AgentState\.from_json reads what AgentState\.to_json made, not a stored Usage"
     ):
         AgentState.from_json(to_json(Usage()))
+
+
+@pytest.mark.spec("replay:J34")
+def test_a_member_keeps_its_name_when_its_field_is_renamed() -> None:
+    row = StoredType("text", TextPart, "words:text provider_data")
+
+    assert {"words": "text", "provider_data": "provider_data"} == row.names()
+
+
+@pytest.mark.spec("replay:J34")
+def test_tags_and_classes_of_the_table_are_unique() -> None:
+    assert len(STORED_TYPES) == len({row.tag for row in STORED_TYPES}) == len({row.cls for row in STORED_TYPES})

@@ -376,10 +376,10 @@ def test_thinking_reads_its_former_spellings_and_is_stored_as_they_were() -> Non
     }
     for mode, members in former.items():
         spelt = Thinking(mode=mode, budget_tokens=10_000)
-        assert {"stepengine": 1, "type": "Thinking", **members} == to_json(spelt)
+        assert {"stepengine": 1, "type": "thinking_settings", **members} == to_json(spelt)
         assert from_json(to_json(spelt)) == spelt == Thinking(mode)  # type: ignore[arg-type]
     members = {"mode": "extended", "budget_tokens": 2_000}
-    assert {"stepengine": 1, "type": "Thinking", **members} == to_json(Thinking(tokens=2_000))
+    assert {"stepengine": 1, "type": "thinking_settings", **members} == to_json(Thinking(tokens=2_000))
     assert Thinking("extended", 2_000) == Thinking(mode="extended", budget_tokens=2_000) == Thinking(tokens=2_000)
     assert (None, None, True) == (Thinking().effort, Thinking().tokens, Thinking().show)
     assert ("none", None) == (Thinking("none").effort, Thinking("none").tokens)

@@ -202,7 +202,7 @@ BROKEN: list[tuple[Any, str]] = [
     (assistant({"type": "tool_use", "id": "c1", "name": "t", "input": [1]}), "$[1].content[0].input"),
     (assistant({"type": "opaque", "provider": "p", "data": 5}), "$[1].content[0].data"),
     (assistant({"type": "text", "text": object()}), "$[1].content[0].text"),
-    ([{"type": "UserMessage", "content": [{"type": "TextPart", "text": 5}]}], "$[0].content[0].text"),
+    ([{"type": "user_message", "content": [{"type": "text", "text": 5}]}], "$[0].content[0].text"),
     ([{"type": "Nothing"}], "$[0]"),
 ]
 
@@ -216,7 +216,7 @@ def test_a_history_that_cannot_be_read_says_where(messages: list[Any], path: str
     assert f"at {path}" in caught.value.message
 
 
-@pytest.mark.parametrize("messages", [DICTS[:2], DICTS[2:3], [to_json(Usage()) | {"type": "Usage"}]])
+@pytest.mark.parametrize("messages", [DICTS[:2], DICTS[2:3], [to_json(Usage()) | {"type": "usage"}]])
 def test_a_foreign_history_that_does_not_pair_is_refused(messages: list[Any]) -> None:
     with pytest.raises((TranscriptError, DataError)):
         read_history(messages)

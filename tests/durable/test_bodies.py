@@ -125,7 +125,7 @@ def effects(journal: Any) -> dict[Any, Any]:
     for address, intent in history.intents.items():
         if address == ("", -1):
             continue
-        form = {} if intent.type == "CallModel" else dict(intent.effect)
+        form = {} if intent.type == "model_call" else dict(intent.effect)
         result = history.results.get(address)
         value = None if result is None else getattr(history.outcome(result), "value", None)
         found[address] = (intent.type, form, getattr(value, "text", value))

@@ -277,9 +277,9 @@ def deed_of(form: Any) -> str:
     """
     Return what an effect does to the world; `""` for one that does nothing.
     """
-    if form["type"] == "CallTool":
+    if form["type"] == "tool_call":
         return f"{form['tool_name']} {form['input']['n']}"
-    return str(form["args"][0]) if form["type"] == "Perform" and form["name"].endswith("deed") else ""
+    return str(form["args"][0]) if form["type"] == "perform" and form["name"].endswith("deed") else ""
 
 
 def rounds(store: str, count: int, seed: int) -> Tally:

@@ -7,15 +7,12 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from copy import copy
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from stepengine import Engine, RunStatus
-from stepengine.data.json import freeze_object
 from stepengine.journal import FileJournal
 from stepengine.pytest_plugin.network import blocked
 
@@ -63,8 +60,6 @@ def test_a_recorded_run_is_replayed_byte_for_byte_without_network_model_and_file
     path = CASSETTES / name
     agent = script.PLAYS[path.stem].host or script.BUNDLED[path.stem]
     tools = script.tools_for(tmp_path)
-    if path.parent.name == "earlier":
-        tools = as_recorded(tools, path)
     with Engine([agent], tools) as engine, blocked([]) as refused:
         result = engine.replay_sync(FileJournal(path))
 
@@ -73,22 +68,6 @@ def test_a_recorded_run_is_replayed_byte_for_byte_without_network_model_and_file
     assert [] == refused
     assert [] == list(tmp_path.iterdir())
     assert result.output not in (None, "")
-
-
-def as_recorded(tools: list[Any], path: Path) -> list[Any]:
-    """
-    Give tools the texts that they had when a journal was recorded: what is looked at here is how it is read, and not whether
-    the tools are described in other words today.
-    """
-    blobs = [json.loads(line).get("data") for line in path.read_bytes().split(b"\n") if b'"kind":"blob"' in line]
-    texts = {spec["name"]: spec for data in blobs if isinstance(data, list) for spec in data}
-    found = [copy(tool) for tool in tools]
-    for tool in found:
-        if known := texts.get(tool.name):
-            schema = freeze_object(known["input_schema"])
-            tool.spec = attrs.evolve(tool.spec, description=known["description"], input_schema=schema)
-            tool._binding = attrs.evolve(tool._binding, spec=tool.spec)
-    return found
 
 
 @pytest.mark.deep

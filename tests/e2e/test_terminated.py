@@ -123,7 +123,7 @@ def test_sigterm_flushes_the_journal_kills_the_programs_and_exits_with_143_withi
     written = records_of(stepengine.folder)
     assert ["echo", "committed"] == written[2]["effect"]["input"]["command"]
     assert "committed\n" == written[3]["value"]["content"][0]["value"]["stdout"]
-    assert {"type": "Stop", "kind": "cancelled"} == written[-1]["input"]
+    assert {"type": "stop", "kind": "cancelled"} == written[-1]["input"]
     assert 0 == stepengine("check", "run.jsonl").returncode
 
 

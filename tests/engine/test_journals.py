@@ -243,7 +243,7 @@ def test_a_wrong_answer_is_refused_and_the_journal_stays_usable() -> None:
 def test_an_effect_in_doubt_follows_the_policy(policy: Any) -> None:
     journal = MemoryJournal()
     recorded(journal)
-    intent = next(n for n, line in enumerate(journal.lines()) if b'"intent"' in line and b'"Perform"' in line)
+    intent = next(n for n, line in enumerate(journal.lines()) if b'"intent"' in line and b'"perform"' in line)
     cut, desk = MemoryJournal(journal.lines()[: intent + 1]), Desk()
     with desk.engine(*REPLIES) as engine:
         result = engine.resume_sync(cut, in_doubt=policy)

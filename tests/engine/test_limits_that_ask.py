@@ -251,7 +251,7 @@ def answers_in(history: Any) -> list[tuple[Any, Any, Any]]:
 
     found = []
     for address, intent in history.intents.items():
-        if intent.type == "Ask" and address in history.results:
+        if intent.type == "ask" and address in history.results:
             (question,) = questions_of(history.form(intent))
             found.append((address, question, history.outcome(history.results[address])))
     return found

@@ -185,7 +185,7 @@ async def test_no_more_tool_calls_are_recorded_as_begun_than_are_under_way(room,
     async def work() -> str:
         """Work."""
         history = journal.history()
-        seen.append(sum(i.type == "CallTool" and a not in history.results for a, i in history.intents.items()))
+        seen.append(sum(i.type == "tool_call" and a not in history.results for a, i in history.intents.items()))
         await asyncio.sleep(0)
         return "done"
 

@@ -832,8 +832,8 @@ def test_who_answers_can_change_the_call_and_the_model_is_shown_the_one_that_ran
     assert ("allow", "ana", "one is too few", {"x": 5}) == (event.decision, event.by, event.reason, event.edited_input)
     history = journal.history()
     kinds = {i.type: history.form(i) for i in history.intents.values()}
-    assert [{"x": count}, {"x": 5}] == [kinds["Ask"]["questions"][0]["details"], kinds["CallTool"]["input"]]
-    address = next(a for a, i in history.intents.items() if i.type == "Ask")
+    assert [{"x": count}, {"x": 5}] == [kinds["ask"]["questions"][0]["details"], kinds["tool_call"]["input"]]
+    address = next(a for a, i in history.intents.items() if i.type == "ask")
     assert {"x": 5} == history.outcome(history.results[address]).value[0].edited_input
     agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"], handle_steps=options["handler"])
     with Engine([agent], world.tools, ScriptedModel([]), permissions=UNDER_TEN) as engine:

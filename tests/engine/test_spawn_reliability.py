@@ -311,9 +311,9 @@ def sure(journal: MemoryJournal) -> tuple[set[tuple[str, int]], Counter[str]]:
     for address, intent in history.intents.items():
         form = history.form(intent)
         if address in history.results:
-            if form["type"] == "CallTool":
+            if form["type"] == "tool_call":
                 deeds[f"stamp {form['input']['what']}"] += 1
-            elif form["type"] == "Perform":
+            elif form["type"] == "perform":
                 deeds[form["args"][0]] += 1
     return set(history.results), deeds
 

@@ -139,7 +139,7 @@ def noted(journal: Path, lines: int) -> Counter[str]:
         effect = record.get("effect") or {}
         if record["kind"] == "intent" and effect.get("tool_name") == "note":
             begun[place] = effect["input"]["what"]
-        if record["kind"] == "intent" and effect["type"] == "Perform":
+        if record["kind"] == "intent" and effect["type"] == "perform":
             begun[place] = effect["args"][0]
         if record["kind"] == "result" and place in begun:
             done[begun[place]] += 1
@@ -168,7 +168,7 @@ async def killed(seed: int, folder: Path) -> None:
     before = noted(path, kept)
     after = Outside()
     again = agent_of(after, by_model=by_model, tree=tree)
-    said = sum(b'"kind":"result"' in line and b'"type":"ModelReply"' in line for line in content[:kept])
+    said = sum(b'"kind":"result"' in line and b'"type":"model_reply"' in line for line in content[:kept])
     left = ScriptedModel(script(tree)[said:])
     result = await until_over(again, left, cut, random)
     assert (result.status, result.output, result.text) == (ran.status, ran.output, ran.text)

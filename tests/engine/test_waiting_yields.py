@@ -241,7 +241,7 @@ async def test_a_race_that_goes_on_has_all_its_members_before_the_run_counts_as_
     async with Engine([lead]) as engine:
         assert 1 == (await engine.run(lead, journal=path)).output
         lines = path.read_bytes().splitlines(keepends=True)
-        begun = [n for n, line in enumerate(lines) if b'"Wakes"' in line][1]
+        begun = [n for n, line in enumerate(lines) if b'"wake_time"' in line][1]
         path.write_bytes(b"".join(lines[: begun + 1]))
         result = await engine.resume(path)
 

@@ -138,7 +138,7 @@ async def test_a_message_to_a_suspended_run_is_there_when_it_goes_on(journal: Jo
     assert [True, False] == new
     assert (RunStatus.SUSPENDED, "message", "go") == (first.status, first.waits_for[0].kind, first.waits_for[0].topic)
     assert {"n": 1} == second.output == again.output
-    assert 1 == sum(i.input.get("type") == "Message" for i in journal.history().inputs)
+    assert 1 == sum(i.input.get("type") == "message" for i in journal.history().inputs)
     assert again.journal is not None
     assert journal.content() == again.journal.content()
 
@@ -161,7 +161,7 @@ async def test_messages_come_in_order_and_one_for_another_topic_waits(journal: J
 
     assert ("b",) == tuple(one.topic for one in waits.waits_for)
     assert ["now", 0, 1] == result.output
-    assert 4 == sum(i.input.get("type") == "Message" for i in journal.history().inputs)
+    assert 4 == sum(i.input.get("type") == "message" for i in journal.history().inputs)
 
 
 @pytest.mark.spec("waiting:WT2")
@@ -205,7 +205,7 @@ async def test_what_is_posted_to_a_run_under_way_is_on_the_disk_and_delivered_at
     assert [True, False, True] == new
     assert ("x", 2) == (letter.id, letter.value)
     assert 3 == result.output
-    assert 2 == sum(i.input.get("type") == "Message" for i in journal.history().inputs)
+    assert 2 == sum(i.input.get("type") == "message" for i in journal.history().inputs)
     assert took < 5
 
 
@@ -401,7 +401,7 @@ async def test_an_answer_reaches_a_question_that_waits_and_one_that_was_left_ope
     assert "yes" == str(result.output)
     assert any("was left out" in warning for warning in result.warnings)
     assert RunStatus.SUSPENDED is suspended.status
-    assert any("Answered" == i.input.get("type") for i in two.history().inputs)
+    assert any("answer" == i.input.get("type") for i in two.history().inputs)
     assert RunStatus.COMPLETED is gone_on.status
     assert "no" in str(gone_on.output)
 

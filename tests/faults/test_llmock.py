@@ -225,7 +225,7 @@ def requests_at(url: str) -> list[Any]:
 def attempts_in(journal: MemoryJournal) -> int:
     """Return how many requests a journal knows of: the failed attempts before the last one, and the last one of each call."""
     history = journal.history()
-    calls = {address for address, intent in history.intents.items() if intent.type == "CallModel"}
+    calls = {address for address, intent in history.intents.items() if intent.type == "model_call"}
     known = [json.loads(line) for line in journal.lines() if b'"kind":"result"' in line]
     ended = [one for one in known if (one.get("path", ""), one["seq"]) in calls]
     return sum(len(one.get("attempts", ())) + 1 for one in ended)

@@ -162,7 +162,7 @@ async def test_settings_at_their_default_are_in_no_body_and_in_no_stored_form(wi
         replies = [await provider.complete(wire.request(**how)) for how in ({}, {"settings": said})]
         await provider.close()
     assert rule.bodies[0] == rule.bodies[1]
-    assert bare(said) == {"type": "ModelSettings"}
+    assert bare(said) == {"type": "model_settings"}
     assert not any("dropped" in reply.provider_data for reply in replies)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 7, 1.5, 2**53, 10**30, -(10**30), 1e308, float("nan"), float("inf"),
-    "", "x", "#", "3.2", "\ud800", "\0", "Slice", "CallModel", "$blob", "9" * 5_000,
+    "", "x", "#", "3.2", "\ud800", "\0", "slice", "model_call", "$blob", "9" * 5_000,
     [], {}, [[]], [None], [{}], {"x": 1}, {"$blob": "x"}, {"$blob": 1}, {"$obj": 1}, {"$obj": {"$blob": 1}},
-    {"type": "Slice"}, {"type": "Slice", "seq": 0, "start": 0, "stop": 10**9}, {"type": "Slice", "seq": 10**9, "start": -5, "stop": 5},
-    "<deep 60>", "<deep 1200>", {"type": "Value"}, {"type": "UserMessage"}, {"type": "ToolResult", "content": 3}, {"type": "Nothing"}, {"type": []},
+    {"type": "slice"}, {"type": "slice", "seq": 0, "start": 0, "stop": 10**9}, {"type": "slice", "seq": 10**9, "start": -5, "stop": 5},
+    "<deep 60>", "<deep 1200>", {"type": "value"}, {"type": "user_message"}, {"type": "tool_result", "content": 3}, {"type": "Nothing"}, {"type": []},
 )  # fmt: skip
 
 # No encoder of Python's writes it: it nests too deeply.

@@ -89,12 +89,12 @@ class Shop:
 def test_tools_may_be_live_and_come_to_the_same_as_recorded() -> None:
     journal, later = Shop().recorded(), Shop()
     with later.engine() as engine:
-        result = engine.replay_sync(journal, live={"call_tool"})
+        result = engine.replay_sync(journal, live={"tool_call"})
         assert later.asked == [0, 7]
         assert result.output == ["default", "three left on 0", "Hello."]
         assert result.journal is not None
         assert result.journal.content() == journal.content()
-        engine.replay_sync(journal, live=["call_tool", "perform"])
+        engine.replay_sync(journal, live=["tool_call", "perform"])
     assert later.asked[2:] == ["config", 0, 7]
 
 
@@ -102,11 +102,11 @@ def test_tools_may_be_live_and_come_to_the_same_as_recorded() -> None:
 def test_a_live_tool_that_comes_to_something_else_is_told_with_what_was_recorded_and_what_came() -> None:
     journal, later = Shop().recorded(), Shop("none left")
     with later.engine() as engine, pytest.raises(ReplayDivergence) as caught:
-        engine.replay_sync(journal, live={"call_tool"})
+        engine.replay_sync(journal, live={"tool_call"})
     error = caught.value
     assert (error.kind, error.address, later.asked) == ("live_result", "#1", [0])
     assert error.diff == (("/value/content/0/text", '"three left on 0"', '"none left on 0"'),)
-    assert "call_tool look has another result than was recorded" in error.message
+    assert "tool_call look has another result than was recorded" in error.message
     assert f"{__file__}:" in error.site
 
 
@@ -122,7 +122,7 @@ def test_a_new_model_answers_against_recorded_tools_and_is_stopped_at_the_first_
     assert (stopped.refused.name, stopped.refused.address, stopped.served) == ("look", "#5", 3)
     assert isinstance(error, ReplayDivergence)
     assert (error.kind, error.address) == ("extra", "#5")
-    assert "call_tool look with this input is not recorded" in error.message
+    assert "tool_call look with this input is not recorded" in error.message
     with later.engine(text("I know that"), text("unused")) as engine:
         quick = engine.rerun_sync(journal, at=0, reuse=False)
     assert (quick.result.status, quick.result.text) == (RunStatus.COMPLETED, "I know that")
@@ -154,7 +154,7 @@ def test_children_of_a_new_model_run_anew_over_the_recorded_tools() -> None:
     ("options", "said"),
     [
         ({"live": {"think"}}, "live='think' is not a kind"),
-        ({"live": {"call_model"}}, r"engine\.rerun\(journal, at=0, reuse=False\)"),
+        ({"live": {"model_call"}}, r"engine\.rerun\(journal, at=0, reuse=False\)"),
         ({"speed": 0}, "above 0"),
     ],
 )

@@ -102,7 +102,7 @@ def test_who_is_asked_again_decides_and_the_run_replays_as_it_went(answer: str, 
         MemoryJournal(whole[:count]).copy_to(journal)
         history, person = journal.history(), Says(said)
         ahead, before = permissions_ahead(history), journal.path.read_bytes()
-        calls = {address: history.form(i) for address, i in history.intents.items() if i.type == "CallTool"}
+        calls = {address: history.form(i) for address, i in history.intents.items() if i.type == "tool_call"}
         paid, result = resumed(journal, person, ask_again=True, in_doubt="retry")
         kept = tmp_path / f"{count}.before-1.jsonl"
 
@@ -121,8 +121,8 @@ def test_a_run_that_has_ended_or_a_call_that_began_has_nothing_ahead() -> None:
     lines = whole.lines()
     began = [MemoryJournal(lines[:n]).history() for n in range(2, len(lines))]
     ahead = [bool(permissions_ahead(history)) for history in began]
-    calls = [sum(intent.type == "CallTool" for intent in history.intents.values()) for history in began]
-    asked = [sum(intent.type == "Ask" and a in h.results for a, intent in h.intents.items()) for h in began]
+    calls = [sum(intent.type == "tool_call" for intent in history.intents.values()) for history in began]
+    asked = [sum(intent.type == "ask" and a in h.results for a, intent in h.intents.items()) for h in began]
 
     assert [] == permissions_ahead(whole.history())
     assert [yes > begun for yes, begun in zip(asked, calls, strict=True)] == ahead
@@ -135,7 +135,7 @@ def test_an_answer_that_was_put_beside_an_open_question_is_asked_again() -> None
     As one is kept that waits for the others of its effect; a permission has no others, so that only a forger writes it.
     """
     forged = MemoryJournal()
-    answered = {"type": "Answered", "question_id": "q0", "answer": {"type": "Answer", "text": "yes"}}
+    answered = {"type": "answer", "question_id": "q0", "answer": {"type": "answer", "text": "yes"}}
     forged.replace([*MemoryJournal(recorded("yes").lines()[:3]).records(), Input("", 0, 9, answered)])
     lines = forged.lines()
 
@@ -159,7 +159,7 @@ def ended_behind(lines: list[bytes], number: int) -> MemoryJournal:
     """Return a journal of a run that has ended right behind its yes with that number, as a forger writes it."""
     records = MemoryJournal(lines).records()
     history = MemoryJournal(lines).history()
-    asked = [address for address, intent in history.intents.items() if intent.type == "Ask"][number]
+    asked = [address for address, intent in history.intents.items() if intent.type == "ask"][number]
     yes = next(i for i, r in enumerate(records) if isinstance(r, Result) and (r.path, r.seq) == asked)
     forged = MemoryJournal()
     forged.replace([*records[: yes + 1], records[-1]])
@@ -204,7 +204,7 @@ def test_who_is_asked_again_when_it_is_extended_decides_and_what_is_done_stays_d
 def test_a_call_that_stands_in_it_with_another_input_is_not_what_was_allowed() -> None:
     forged, records, history = MemoryJournal(), [], recorded("yes").history()
     for record in history.records:
-        is_call = isinstance(record, Intent) and record.type == "CallTool"
+        is_call = isinstance(record, Intent) and record.type == "tool_call"
         records.append(
             Intent(record.path, record.seq, {**history.form(record), "input": {"x": 70}}) if is_call else record
         )
@@ -290,7 +290,7 @@ def test_what_was_done_is_not_done_anew_on_a_yes_that_was_believed_because_it_wa
 
 
 @pytest.mark.spec("requirements:X72")
-@pytest.mark.parametrize("live", [["call_tool"], ["call_tool", "perform"]])
+@pytest.mark.parametrize("live", [["tool_call"], ["tool_call", "perform"]])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_replay_with_live_tools_runs_none_that_the_journal_allows_itself(answer: str, live: list[str]) -> None:
     whole = recorded(ANSWERS[answer]).lines()
@@ -309,4 +309,4 @@ def test_a_replay_with_live_tools_runs_none_that_the_journal_allows_itself(answe
 def test_a_replay_of_what_asked_nobody_has_its_tools_run() -> None:
     journal = recorded("no")
     with Till().engine() as engine:
-        assert "completed" == engine.replay_sync(journal, live=["call_tool"], ask_again=True).status
+        assert "completed" == engine.replay_sync(journal, live=["tool_call"], ask_again=True).status

@@ -30,9 +30,9 @@ def deed(form):
     """
     Return what an effect of the sample agent leaves in its world; `None` for what leaves nothing.
     """
-    if form["type"] == "CallTool":
+    if form["type"] == "tool_call":
         return f"{form['tool_name']} {form['input']['n']}"
-    return f"fetch {form['args'][0]}" if form["type"] == "Perform" else None
+    return f"fetch {form['args'][0]}" if form["type"] == "perform" else None
 
 
 def facts(history: History):
@@ -86,7 +86,7 @@ def test_a_run_that_is_cut_after_any_record_resumes_to_the_same_end(undisturbed,
         result, journal, doubtful = resumed_from(lines[:size], fresh_world)
         in_doubt += doubtful
         if doubtful:
-            assert "UnknownOutcome" in str(journal.lines()) or result.status is RunStatus.COMPLETED
+            assert "unknown_outcome" in str(journal.lines()) or result.status is RunStatus.COMPLETED
         else:
             assert (result.status, result.output, result.text) == (expected.status, expected.output, expected.text)
             assert result.usage.requests == expected.usage.requests
@@ -256,11 +256,11 @@ def test_a_person_can_decide_about_an_effect_in_doubt(rig, answer, deeds):
 @pytest.mark.spec("reliability:JR07", "replay:J31")
 def test_a_model_call_in_doubt_is_asked_again_and_the_lost_attempt_is_recorded(world, undisturbed):
     _, lines = undisturbed
-    number = next(i for i, line in enumerate(lines) if b'"type":"CallModel"' in line)
+    number = next(i for i, line in enumerate(lines) if b'"type":"model_call"' in line)
     journal = MemoryJournal(lines[: number + 1])
     rig = world.rig()
     assert rig.resume(journal).status is RunStatus.COMPLETED
-    assert b'"attempts":[{"error":{"type":"UnknownOutcome"' in journal.lines()[number + 1]
+    assert b'"attempts":[{"error":{"type":"unknown_outcome"' in journal.lines()[number + 1]
 
 
 @pytest.mark.spec("requirements:X73", "replay:J31")

@@ -182,7 +182,7 @@ def test_a_run_that_waits_goes_on_after_an_edit(shop, edit, store, tmp_path):
     assert (result.output, ()) == (replayed.output, replayed.warnings)
     assert shop.engine(now).replay_sync(replayed.journal).output == result.output
     assert shop.engine(now).resume_sync(journal).output == result.output
-    last = [i for i in journal.history().intents.values() if i.type == "CallModel"][-1]
+    last = [i for i in journal.history().intents.values() if i.type == "model_call"][-1]
     assert list(request.messages) == list(MemoryJournal(journal.lines()).history().request(last).messages)
 
 
@@ -197,7 +197,9 @@ def test_what_was_accepted_is_written_down_and_accepted_again_and_nothing_else_i
     notes = journal.records()[count:]
 
     assert (RunStatus.SUSPENDED, (question,)) == (held.status, held.pending_questions)
-    assert [("", 1, "Kept"), ("", 3, "Kept")] == [(n.path, n.seq, n.input["type"]) for n in notes]
+    assert [("", 1, "accepted_difference"), ("", 3, "accepted_difference")] == [
+        (n.path, n.seq, n.input["type"]) for n in notes
+    ]
     assert RunStatus.SUSPENDED is shop.engine(now).replay_sync(journal).status
     for other in (attrs.evolve(now, noted="x"), attrs.evolve(now, system="x")):
         with pytest.raises(ReplayDivergence):

@@ -348,7 +348,7 @@ def test_a_file_that_somebody_else_touches_during_the_run_stops_it(path, world, 
     assert result.status is RunStatus.FAILED
     assert isinstance(result.error, JournalWriteFailed)
     assert "somebody else wrote" in str(result.error) or "moved, deleted or replaced" in str(result.error)
-    assert "Perform #0 happened, but its result is not in the journal" in result.error.__notes__[0]
+    assert "perform #0 happened, but its result is not in the journal" in result.error.__notes__[0]
     assert world.done == []
 
 
@@ -502,7 +502,7 @@ def acting(disk, seen, **options):
     def run(arguments):
         see("the tool", f"word {arguments['n']}")
         # What is begun is on disk, too, unless it may simply happen again.
-        if not read_only and disk.durable.count(b'"type":"CallTool"') != arguments["n"] + 1:
+        if not read_only and disk.durable.count(b'"effect":{"type":"tool_call"') != arguments["n"] + 1:
             seen.append(f"call {arguments['n']} began too early")
         return "ok"
 
@@ -578,7 +578,7 @@ def test_a_reply_that_found_no_room_beside_its_call_is_told_of_and_nothing_is_ca
     result = rig(AgentDefinition("a", model="t/m", tools=[tool]), [fill]).record(disk.under(FileJournal(path)))
     assert isinstance(result.error, JournalWriteFailed)
     assert called == []
-    assert "CallModel #0 happened, but its result is not in the journal" in result.error.__notes__[0]
+    assert "model_call #0 happened, but its result is not in the journal" in result.error.__notes__[0]
     # What was committed before is whole: asked again, the model is asked for the first time as far as anybody can tell.
     again = rig(AgentDefinition("a", model="t/m", tools=[tool]), ["done"]).resume(FileJournal(path))
     assert (again.status, again.text, called) == (RunStatus.COMPLETED, "done", [])
@@ -763,7 +763,7 @@ def test_an_sqlite_file_that_another_writer_holds_ends_the_run_with_an_error(tmp
         with pytest.raises(
             JournalWriteFailed, match=r"locked: another program has held it for 0\.05 s without committing"
         ):
-            writer.append(Input("", -1, 0, {"type": "Stop", "kind": "cancelled"}))
+            writer.append(Input("", -1, 0, {"type": "stop", "kind": "cancelled"}))
             writer.commit()
         other.execute("ROLLBACK")
     writer.close()
@@ -820,7 +820,7 @@ def test_recording_again_gives_the_same_bytes_whoever_is_faster(tmp_path, rig):
         recorded = rig(agent(waits), [lambda r: text(r.messages[0].text)] * 2).record(journal)
         assert recorded.status is RunStatus.COMPLETED
         assert check(journal)
-        made.append([line for line in journal.content().splitlines() if b'"type":"Perform"' not in line])
+        made.append([line for line in journal.content().splitlines() if b'"type":"perform"' not in line])
     assert made[0] == made[1]
 
 

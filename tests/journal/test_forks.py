@@ -149,7 +149,7 @@ def test_an_edited_outcome_is_what_the_run_goes_on_from(rig, at, edit, replies, 
 @pytest.mark.spec("reliability:JR36")
 def test_what_would_happen_again_is_listed_and_needs_a_word(recorded):
     _, journal = recorded
-    with pytest.raises(JournalError, match=r"#11 call_tool send. Pass allow_repeat=True \(--allow-repeat\)") as caught:
+    with pytest.raises(JournalError, match=r"#11 tool_call send. Pass allow_repeat=True \(--allow-repeat\)") as caught:
         branch(journal, 10)
     assert "look" not in str(caught.value)
     assert branch(journal, 11).history().results

@@ -202,7 +202,7 @@ def test_failed_attempts_are_members_of_the_result_with_what_they_used(rig):
     assert recorded.text == "ok"
     (reply,) = [e for e in members(journal) if place_of(e) == ("result", "", 0)]
     assert list(reply)[:5] == ["kind", "path", "seq", "at", "attempts"]
-    assert [a["error"]["type"] for a in reply["attempts"]] == ["ModelError", "ModelError"]
+    assert [a["error"]["type"] for a in reply["attempts"]] == ["model_error", "model_error"]
     again = rig(agent).replay(journal)
     assert (again.text, again.usage) == ("ok", recorded.usage)
     assert again.journal.content() == journal.content()

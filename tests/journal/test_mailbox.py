@@ -303,10 +303,10 @@ def test_a_letter_is_frozen_and_has_an_id_and_a_time_of_its_own() -> None:
         ({"kind": "answer", "value": "yes"}, "the topic of an answer is the id of its question"),
         ({"kind": "answer", "topic": "q1", "value": 7}, "an answer is a bool, a text or the stored form"),
         (
-            {"kind": "answer", "topic": "q1", "value": {"type": "Usage"}},
+            {"kind": "answer", "topic": "q1", "value": {"type": "usage"}},
             "an answer is a bool, a text or the stored form",
         ),
-        ({"kind": "answer", "topic": "q1", "value": {"type": "Answer", "text": 7}}, "an answer is a bool"),
+        ({"kind": "answer", "topic": "q1", "value": {"type": "answer", "text": 7}}, "an answer is a bool"),
         ({"kind": "cancel"}, "the value of a letter of the kind 'cancel' is a text"),
         ({"kind": "cancel", "value": "x", "topic": "t"}, "a letter of the kind 'cancel' has no topic"),
         ({"kind": "result", "value": 1}, "the topic of a result is the number of its call"),

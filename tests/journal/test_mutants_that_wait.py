@@ -43,18 +43,18 @@ PATIENCE = 5.0
 PATHS = ("", "0", "1", "2", "3", "9", "0.0", "1.0.0", "99999999", "0." * 40 + "0")
 TIMES = (0, -1, 1, 2**31, 2**53, 2**63, 10**30, -(10**30))
 KINDS = (
-    "Await",
-    "Awaited",
-    "Cancel",
-    "Tell",
-    "Receive",
-    "Received",
-    "Sleep",
-    "Message",
-    "Refused",
-    "Wakes",
-    "Letter",
-    "ChildRef",
+    "wait",
+    "wait_result",
+    "cancel",
+    "send",
+    "receive",
+    "received_message",
+    "sleep",
+    "message",
+    "rejected_message",
+    "wake_time",
+    "mailbox_message",
+    "child_ref",
 )
 Handler = Generator[Any, Any, Any]
 
@@ -185,7 +185,7 @@ def _another_end(records: list[dict[str, Any]], random: Random) -> None:
         "seq": -1,
         "at": random.choice([0, 1, 5, 10**9]),
     }
-    value: dict[str, Any] = {"type": "ChildResult", "agent_id": random.choice(["quick", "hears", "x"]), "run_id": "r"}
+    value: dict[str, Any] = {"type": "child_result", "agent_id": random.choice(["quick", "hears", "x"]), "run_id": "r"}
     value |= {"status": random.choice(["completed", "suspended", "cancelled", "failed"]), "output": 1}
     records.insert(random.randint(2, len(records)), {**end, "value": value})
 
@@ -266,7 +266,7 @@ def test_a_child_that_is_said_to_be_elsewhere_than_it_was_started_is_refused(
     good: list[list[bytes]], tmp_path: Path
 ) -> None:
     whole = unsealed(good[0])
-    ref = next(one["value"] for one in whole if one["kind"] == "result" and one["value"].get("type") == "ChildRef")
+    ref = next(one["value"] for one in whole if one["kind"] == "result" and one["value"].get("type") == "child_ref")
     ref["path"] = "1"
 
     acts = ways(sealed(whole), tmp_path / "run.jsonl")

@@ -98,7 +98,7 @@ def test_every_error_that_an_effect_may_have_comes_back_equal():
 
 
 @pytest.mark.spec("replay:J15", "requirements:B17")
-@given(st.sampled_from(["ModelReply", "ToolResult", "ChildResult"]).flatmap(lambda name: stored.STORED[name]))
+@given(st.sampled_from(["model_reply", "tool_result", "child_result"]).flatmap(lambda name: stored.STORED[name]))
 def test_every_outcome_of_an_effect_comes_back_equal(value):
     if isinstance(value, ToolResult) and value.change is not None and value.change.values:
         value = attrs.evolve(value, change=None)  # Python objects for later hooks are never stored
@@ -279,7 +279,7 @@ def test_the_line_of_a_record_is_that_of_its_stored_form_and_its_fingerprint_tha
     for number in range(data.draw(st.integers(1, 3))):
         path, seq = data.draw(places)
         given_input = data.draw(stored.frozen_values | st.sampled_from(SPECIAL))
-        call = {"type": "CallTool", "tool_name": data.draw(texts), "input": given_input, "tool_call_id": "c1"}
+        call = {"type": "tool_call", "tool_name": data.draw(texts), "input": given_input, "tool_call_id": "c1"}
         call |= {"source": data.draw(st.sampled_from(["model", "handler"]))}
         call |= data.draw(st.just({}) | st.just({"idempotent": True}))
         intent = Intent(path, seq, call, gather=data.draw(st.none() | st.just(2)))
@@ -297,11 +297,11 @@ def test_the_line_of_a_record_is_that_of_its_stored_form_and_its_fingerprint_tha
         )
         asked = Intent("9", number, CallModel(number, ModelRequest(model="m", messages=conversation)))
         line = encoder.lines(asked)[-1]
-        slices = [{"type": "Slice", "seq": number - 1, "start": 0, "stop": sent}] if sent else []
+        slices = [{"type": "slice", "seq": number - 1, "start": 0, "stop": sent}] if sent else []
         request = {"model": "m", "messages": slices + [bare(message) for message in conversation[sent:]]}
-        form = {"type": "CallModel", "purpose": "step", "request": request}
+        form = {"type": "model_call", "purpose": "step", "request": request}
         assert line == expected(encoder, long_way(asked, form))
-        frame = {"type": "CallModel", "model": "m", "system_prompt": fingerprint(""), "tools": fingerprint([])}
+        frame = {"type": "model_call", "model": "m", "system_prompt": fingerprint(""), "tools": fingerprint([])}
         assert asked.fp == fingerprint({**frame, "messages": chained(conversation)})
         sent = len(conversation)
 
@@ -333,7 +333,7 @@ def test_a_member_that_should_be_an_object_and_is_none_is_named_as_such(value):
     with pytest.raises(ValueError, match=r"^what params hold should be an object|the member 'params'"):
         check_effect(
             {
-                "type": "Spawn",
+                "type": "agent_call",
                 "agent_id": "a",
                 "prompt": "go",
                 "run_id": "r",

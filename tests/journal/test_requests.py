@@ -26,7 +26,7 @@ from stepengine.journal.history import History
 from stepengine.journal.records import Head, Input, Intent, Result
 
 HEAD = Head(engine="0", agent="a", definition="0", run="r", seed="0", created="2026-01-01T00:00:00.000Z", link=True)
-ROOT = {"type": "Spawn", "agent_id": "a", "prompt": "", "params": None, "run_id": "r"}
+ROOT = {"type": "agent_call", "agent_id": "a", "prompt": "", "params": None, "run_id": "r"}
 PLAIN = Redactor({}, shapes=False)
 
 words = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=4)
@@ -92,7 +92,7 @@ def test_every_request_is_read_back_as_it_was_sent(changes, prompts, tools):
         intent = read.intents["", number]
         assert read.request(intent) == request
         assert [m["content"] for m in read.messages(intent)] == [
-            [{"type": "TextPart", "text": p.text} for p in m.content] for m in request.messages
+            [{"type": "text", "text": p.text} for p in m.content] for m in request.messages
         ]
         # A file's fingerprint is that of the request, whatever it was stored as a difference to.
         assert intent.fp == prints.of_request(request)
@@ -142,8 +142,8 @@ def test_numbers_that_the_machine_left_out_are_told_and_others_are_damage():
         return History([HEAD, Intent("", -1, ROOT), *records])
 
     done = Result("", 0, 0, Value(None))
-    tool = {"type": "CallTool", "tool_name": "t", "input": {}}
-    assert history(Intent("", 0, tool), done, Input("", 3, 0, {"type": "Gap"}), Intent("", 3, tool)).intents
+    tool = {"type": "tool_call", "tool_name": "t", "input": {}}
+    assert history(Intent("", 0, tool), done, Input("", 3, 0, {"type": "gap"}), Intent("", 3, tool)).intents
     with pytest.raises(Exception, match="the next effect of path '' is #1, not #3"):
         history(Intent("", 0, tool), done, Intent("", 3, tool))
 

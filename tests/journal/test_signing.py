@@ -165,7 +165,7 @@ def signatures_in(lines: list[bytes]) -> list[int]:
     """
     The numbers of the records that are signatures.
     """
-    return [number for number, line in enumerate(lines, 1) if b'"type":"Signed"' in line]
+    return [number for number, line in enumerate(lines, 1) if b'"type":"signature"' in line]
 
 
 # --- what holds -------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ async def test_a_journal_that_nobody_signs_is_written_as_ever(tmp_path: Path, ke
     plain = await recorded(FileJournal(tmp_path / "plain.jsonl"))
     signed = await recorded(FileJournal(tmp_path / "signed.jsonl", sign=keys))
 
-    assert b"Signed" not in plain.content()
+    assert b'"type":"signature"' not in plain.content()
     assert b"signed" not in plain.content()
     assert len(plain.records()) == len(signed.records()) - len(signatures_in(lines_of(tmp_path / "signed.jsonl")))
 

@@ -66,7 +66,7 @@ async def test_what_somebody_knows_of_an_effect_in_doubt_is_taken_for_its_result
     whole = MemoryJournal()
     await engine.run(agent_id, "go", journal=whole)
     lines = whole.lines()
-    at = next(n for n, line in enumerate(lines) if b'"type":"CallTool"' in line or b'"type":"Perform"' in line)
+    at = next(n for n, line in enumerate(lines) if b'"type":"tool_call"' in line or b'"type":"perform"' in line)
     journal = MemoryJournal(lines[: at + 1])
     (key,) = [f"doubt:{address}" for address in in_doubt(journal.history())]
     DONE.clear()
@@ -80,8 +80,8 @@ async def test_what_somebody_knows_of_an_effect_in_doubt_is_taken_for_its_result
 
     assert [] == DONE
     assert ["then", seen] == done.output == replayed.output
-    said = [record.input for record in journal.history().inputs if record.input["type"] == "Taken"]
-    assert [{"type": "Taken", "by": "Ann", "reason": "looked"}] == said
+    said = [record.input for record in journal.history().inputs if record.input["type"] == "manual_result"]
+    assert [{"type": "manual_result", "by": "Ann", "reason": "looked"}] == said
     assert replayed.journal.lines() == journal.lines()
 
 

@@ -375,8 +375,8 @@ def test_what_else_a_run_did_is_named(root):
     journal = ran(root, [write("a"), run, run, done("send")], tools=[send, *shell])
     made = undo(journal, root)
 
-    assert ("call_tool run_terminal_command (2 times)", "call_tool send (1 time)") == made.others
-    assert "not undone: call_tool send (1 time), which keeps nothing to undo it by" in str(made)
+    assert ("tool_call run_terminal_command (2 times)", "tool_call send (1 time)") == made.others
+    assert "not undone: tool_call send (1 time), which keeps nothing to undo it by" in str(made)
 
 
 def test_the_writes_of_children_are_undone_too(root):
@@ -502,13 +502,13 @@ def test_after_a_kill_between_a_write_and_its_result_undo_says_what_it_cannot_kn
     assert held == (act != "delete_file" and "new")
 
     made = undo(journal, root, dry_run=True)
-    assert ((f"#1 call_tool {act}",), ("a",)) == (made.unknown, made.restored)
-    assert f"not known: #1 call_tool {act} was begun" in str(made)
+    assert ((f"#1 tool_call {act}",), ("a",)) == (made.unknown, made.restored)
+    assert f"not known: #1 tool_call {act} was begun" in str(made)
     subprocess.run([*run, "yes"], check=True, timeout=60)
     if act == "write_file":  # it may be done again, and found what it had written itself
         with pytest.raises(UndoRefused, match="cut off and done again"):
             undo(journal, root, trust=True)
         assert "new" == (root / "a").read_text()
     else:
-        assert (f"#1 call_tool {act}",) == undo(journal, root, trust=True).unknown
+        assert (f"#1 tool_call {act}",) == undo(journal, root, trust=True).unknown
         assert "old" == (root / "a").read_text()

@@ -103,7 +103,7 @@ async def recorded() -> MemoryJournal:
         async for event in handle.events():
             if event.type == "tool_started":
                 seen += 1
-                while kinds(journal).count("Waits") < seen:  # noqa: ASYNC110 - nobody tells of it
+                while kinds(journal).count("result_pending") < seen:  # noqa: ASYNC110 - nobody tells of it
                     await asyncio.sleep(0)
                 handle.send_tool_result(event.tool_call_id, RESULTS[event.input["city"]], path=event.path)
         assert [*RESULTS.values()] == (await handle.result()).output
@@ -115,7 +115,7 @@ async def test_wherever_a_process_ends_a_body_that_has_returned_is_not_run_again
     None
 ):
     whole = await recorded()
-    assert 3 == kinds(whole).count("Waits")
+    assert 3 == kinds(whole).count("result_pending")
 
     for at in range(3, len(whole.lines())):
         journal = cut(whole, at)
@@ -123,7 +123,7 @@ async def test_wherever_a_process_ends_a_body_that_has_returned_is_not_run_again
         known = {
             history.form(i)["input"]["city"]
             for a, i in history.intents.items()
-            if i.type == "CallTool" and (a in history.results or a in history.waiting)
+            if i.type == "tool_call" and (a in history.results or a in history.waiting)
         }
         if doubts(history):
             continue
@@ -139,7 +139,7 @@ async def test_wherever_a_process_ends_a_body_that_has_returned_is_not_run_again
 @pytest.mark.spec("requirements:E27", "reliability:R3")
 async def test_a_body_that_was_cut_off_is_in_doubt_as_before_and_one_that_failed_waits_for_nothing() -> None:
     whole = await recorded()
-    before = cut(whole, kinds(whole).index("Waits"))
+    before = cut(whole, kinds(whole).index("result_pending"))
 
     async with Engine([AGENT]) as engine:
         result = await engine.resume(before)
@@ -148,7 +148,7 @@ async def test_a_body_that_was_cut_off_is_in_doubt_as_before_and_one_that_failed
         ended = await engine.run(nowhere, journal=failed)
 
     assert isinstance(result.error, UnknownOutcome)
-    assert ("no such city" in str(ended.output), 0) == (True, kinds(failed).count("Waits"))
+    assert ("no such city" in str(ended.output), 0) == (True, kinds(failed).count("result_pending"))
 
 
 def _nowhere(ctx: Any) -> Any:
@@ -159,7 +159,7 @@ def _nowhere(ctx: Any) -> Any:
 @pytest.mark.spec("requirements:E27", "reliability:JR37")
 async def test_somebody_who_knows_the_result_may_answer_with_it_where_no_handle_is() -> None:
     whole = await recorded()
-    journal = cut(whole, kinds(whole).index("Waits") + 1)
+    journal = cut(whole, kinds(whole).index("result_pending") + 1)
     (waiting,) = waiting_calls(journal.history())
 
     assert [] == doubts(journal.history())
@@ -185,7 +185,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.Event, threa
         store = made._store
 
         def slowly(lines: list[bytes]) -> None:
-            if any(b'"Waits"' in line for line in lines):
+            if any(b'"result_pending"' in line for line in lines):
                 loop.call_soon_threadsafe(at.set)
                 goes_on.wait(SECONDS)
             store(lines)
@@ -236,7 +236,7 @@ async def test_who_goes_on_and_is_stopped_leaves_a_call_that_waits(
     goes_on: Callable[..., Coroutine[Any, Any, RunResult[Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await recorded()
-    journal, waits = cut(whole, kinds(whole).index("Waits") + 1), asyncio.Event()
+    journal, waits = cut(whole, kinds(whole).index("result_pending") + 1), asyncio.Event()
     monkeypatch.setattr(Deferred, "waits", lambda *_: waits.set())
     async with asyncio.timeout(SECONDS), Engine([AGENT]) as engine:
         running = asyncio.create_task(goes_on(engine, journal))
@@ -244,7 +244,7 @@ async def test_who_goes_on_and_is_stopped_leaves_a_call_that_waits(
         running.cancel()
         await asyncio.wait([running])
 
-    assert ("Stop", [], 1) == (kinds(journal)[-1], doubts(journal.history()), len(waiting_calls(journal.history())))
+    assert ("stop", [], 1) == (kinds(journal)[-1], doubts(journal.history()), len(waiting_calls(journal.history())))
 
 
 @pytest.mark.spec("requirements:E27", "replay:J23")
@@ -313,7 +313,7 @@ async def main():
             await engine.run("clerk", journal="run.jsonl")
 
 async def killed():
-    while not Path("run.jsonl").exists() or b'"Waits"' not in Path("run.jsonl").read_bytes():
+    while not Path("run.jsonl").exists() or b'"result_pending"' not in Path("run.jsonl").read_bytes():
         await asyncio.sleep(0)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -364,7 +364,7 @@ def test_a_command_does_not_wait_for_what_cannot_come_to_it_and_takes_what_someb
 @pytest.mark.spec("requirements:E27")
 async def test_a_result_for_a_call_that_has_one_is_refused_after_a_restart_as_before() -> None:
     whole = await recorded()
-    journal = cut(whole, kinds(whole).index("Waits") + 1)
+    journal = cut(whole, kinds(whole).index("result_pending") + 1)
 
     async with Engine([AGENT]) as engine:
         handle = await engine.start_resume(journal)
@@ -415,9 +415,11 @@ async def test_a_result_that_was_put_beside_the_journal_is_taken_by_whoever_goes
 
 async def test_a_result_that_came_before_the_body_had_returned_settles_that_the_call_happened() -> None:
     whole = await recorded()
-    at = next(n for n, line in enumerate(whole.lines()) if json.loads(line).get("input", {}).get("type") == "Waits")
+    at = next(
+        n for n, line in enumerate(whole.lines()) if json.loads(line).get("input", {}).get("type") == "result_pending"
+    )
     journal = cut(whole, at)
-    place = next(a for a, i in journal.history().open.items() if i.type == "CallTool")
+    place = next(a for a, i in journal.history().open.items() if i.type == "tool_call")
     assert ["doubt:#0"] == [one.id for one in doubts(journal.history())]
     message = result_message(place, "it was booked")
     journal.mailbox().post(

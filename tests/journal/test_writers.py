@@ -38,7 +38,7 @@ from stepengine.runtime.performer import Item
 from stepengine.runtime.performing import NOTHING
 
 TALK = [UserMessage("add"), AssistantMessage([ToolCallPart("c", "t", {"b": 1, "a": [2]})]), ToolMessage("c", "t", "3")]
-CALL = {"type": "CallTool", "tool_name": "t", "input": {}, "tool_call_id": "", "source": "model"}
+CALL = {"type": "tool_call", "tool_name": "t", "input": {}, "tool_call_id": "", "source": "model"}
 RECORDS: dict[str, Callable[[Writer], None]] = {
     "request": lambda writer: writer.append(Intent("", 0, CallModel(0, ModelRequest("m/m")))),
     "call": lambda writer: writer.append(Intent("", 0, CALL)),
@@ -132,7 +132,7 @@ def test_numbers_that_nothing_was_asked_by_are_told_before_what_is_asked_next() 
         recorder.begin(asked(seq))
     run.close()
 
-    gap = {"type": "Gap"}
+    gap = {"type": "gap"}
     assert [0, (3, gap), 3, 4] == [
         (record.seq, record.input) if type(record) is Input else record.seq  # type: ignore[union-attr]
         for record in journal.records()
@@ -151,7 +151,7 @@ def test_what_is_left_out_of_a_new_run_is_told_before_its_next_record() -> None:
 
     first, refused, second = journal.records()
     assert isinstance(refused, Input)
-    assert {"type": "Refused", "id": "late", "why": "nobody asks that any more"} == refused.input
+    assert {"type": "rejected_message", "id": "late", "why": "nobody asks that any more"} == refused.input
     assert [Intent, Intent] == [type(first), type(second)]
 
 
@@ -186,7 +186,7 @@ def test_a_request_is_the_difference_to_that_of_the_last_four_of_its_path_that_i
         made.append(transcript)
         asked = Intent(path, seq, CallModel(seq, ModelRequest("m/m", messages=transcript)))
         request = json.loads(encoder.lines(asked)[-1])["effect"]["request"]
-        found = [item["seq"] for item in request["messages"] if item["type"] == "Slice"]
+        found = [item["seq"] for item in request["messages"] if item["type"] == "slice"]
         bases = [*kept.get(path, kept.get("", ()) if path else ())]
         best = max(reversed(bases), key=lambda base: (base[1].shared_prefix(transcript), len(base[1])), default=None)
 

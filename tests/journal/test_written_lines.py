@@ -77,7 +77,11 @@ def replies_with(value: Any) -> ModelReply:
 def test_the_line_of_a_result_is_plain_json_for_every_stored_class(name: str, data: st.DataObject) -> None:
     value = data.draw(strategies.STORED[name])
     stored = bare(value)
-    if isinstance(value, Value) or name in ("Failure", "Stop", "Gathered", "ChildResult") or has_special_object(stored):
+    if (
+        isinstance(value, Value)
+        or name in ("failure", "stop", "gathered", "child_result")
+        or has_special_object(stored)
+    ):
         return
 
     said = {"kind": "result", "path": "1.2", "seq": 7, "at": 9, "value": stored}
@@ -97,7 +101,7 @@ def test_the_line_of_a_result_is_plain_json_for_every_stored_class(name: str, da
 @example(deep(150))
 def test_the_line_of_a_call_and_its_fingerprint_are_those_of_plain_json(value: Any) -> None:
     form = {
-        "type": "CallTool",
+        "type": "tool_call",
         "tool_name": "töol",
         "input": freeze({"v": value}),
         "tool_call_id": "c1",
@@ -134,10 +138,10 @@ def test_the_line_of_a_request_is_what_it_says_of_the_last_one_and_its_new_messa
         record = Intent("", seq, CallModel(seq, request))
         lines = encoder.lines(record)
         fp = Fingerprints(OFF).of_request(request)
-        sliced = [{"type": "Slice", "seq": seq - 1, "start": 0, "stop": known}] if known else []
+        sliced = [{"type": "slice", "seq": seq - 1, "start": 0, "stop": known}] if known else []
         asked: dict[str, Any] = {"model": "m/m", "messages": [*sliced, *map(bare, transcript[known:])]}
         asked |= {"tail": [*map(bare, tail)]} if tail else {}
-        effect = {"type": "CallModel", "purpose": "step", "request": asked}
+        effect = {"type": "model_call", "purpose": "step", "request": asked}
         said = {"kind": "intent", "path": "", "seq": seq, "fp": fp, "effect": effect}
         if has_special_object(json.loads(json.dumps(said))):
             return
@@ -157,7 +161,7 @@ def test_a_history_whose_fingerprint_is_known_already_is_written_all_the_same() 
     Fingerprints(OFF).of_request(request)
     asked = json.loads(encoder.lines(Intent("", 1, CallModel(1, request)))[0])["effect"]["request"]
 
-    assert [{"type": "Slice", "seq": 0, "start": 0, "stop": 1}, bare(UserMessage("second"))] == asked["messages"]
+    assert [{"type": "slice", "seq": 0, "start": 0, "stop": 1}, bare(UserMessage("second"))] == asked["messages"]
     assert [bare(UserMessage("now"))] == asked["tail"]
 
 
@@ -186,7 +190,7 @@ def test_every_journal_of_the_repository_is_written_again_byte_by_byte() -> None
                     continue
                 # Written by an earlier release, a value may hold what says nothing any more.
                 members["value"] = bare_any(restored_any(members["value"]))
-            elif type(record) is Intent and record.type == "CallTool":
+            elif type(record) is Intent and record.type == "tool_call":
                 made = Intent(
                     record.path, record.seq, members["effect"], "", record.gather, program_line=record.program_line
                 )  # type: ignore[assignment]
@@ -209,7 +213,7 @@ def test_a_journal_in_memory_gives_the_lines_of_what_it_was_given() -> None:
     longer = first.extend((AssistantMessage([call]), ToolMessage("c1", "add", "1")))
     requests = [ModelRequest("m/m", "Be brief.", messages) for messages in (first, longer)]
     requests.append(ModelRequest("m/other", "Be brief.", longer, tail=(UserMessage([ImagePart(data=b"\x00")]),)))
-    form = {"type": "CallTool", "tool_name": "add", "input": freeze({"a": 1}), "tool_call_id": "c1", "source": "model"}
+    form = {"type": "tool_call", "tool_name": "add", "input": freeze({"a": 1}), "tool_call_id": "c1", "source": "model"}
     given = [
         Intent("", 0, CallModel(0, requests[0]), "", None),
         Result("", 0, 3, ModelReply([call])),
@@ -217,7 +221,7 @@ def test_a_journal_in_memory_gives_the_lines_of_what_it_was_given() -> None:
         Intent("", 2, {**form, "idempotent": True}, "", 1),
         Intent("", 3, form, program_line=4),
         Result("", 1, 5, Value("x", 6)),
-        Result("", 2, 5, "x", ({"error": {"type": "ModelError", "message": "busy"}},)),
+        Result("", 2, 5, "x", ({"error": {"type": "model_error", "message": "busy"}},)),
         Intent("", 4, CallModel(4, requests[1], "final_answer")),
         Intent("", 5, CallModel(5, requests[2])),
     ]

@@ -235,7 +235,7 @@ def test_a_handler_that_asks_no_model_any_more_has_chosen_no_other_tool_and_is_t
 
     assert [(None, False)] * 2 == [(s["decision"], s["changed"]) for s in report["journals"][0]["samples"]]
     assert 0 == report["summary"]["changed"]
-    assert '/type recorded "CallModel" now "CallTool" of 2 samples 0 chose another tool' in " ".join(said.split())
+    assert '/type recorded "model_call" now "tool_call" of 2 samples 0 chose another tool' in " ".join(said.split())
 
 
 @pytest.mark.spec("judging:JG86", "judging:JG12")

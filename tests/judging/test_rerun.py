@@ -112,7 +112,7 @@ def office() -> Office:
 
 
 def model_calls(journal: Any) -> list[str]:
-    return [f"{path}#{seq}" for (path, seq), intent in journal.history().intents.items() if intent.type == "CallModel"]
+    return [f"{path}#{seq}" for (path, seq), intent in journal.history().intents.items() if intent.type == "model_call"]
 
 
 @pytest.mark.spec("judging:JG7")
@@ -401,7 +401,7 @@ def test_an_equal_call_of_the_same_run_answers_before_one_of_a_sibling(office: A
     common = {
         path: address
         for address, intent in history.intents.items()
-        if intent.type == "CallTool" and history.form(intent)["input"]["shelf"] == "common"
+        if intent.type == "tool_call" and history.form(intent)["input"]["shelf"] == "common"
         for path in [address[0]]
     }
     for path in ("2", "1", ""):
@@ -469,7 +469,7 @@ async def test_a_model_answers_anew_in_a_rerun_and_nowhere_else() -> None:
         await engine.run(agent, "go", journal=journal)
     async with Engine([agent], models=ScriptedModel(["new"])) as engine:
         with pytest.raises(JournalError, match=r"engine\.rerun\("):
-            await engine.replay(journal, live=["call_model"])
+            await engine.replay(journal, live=["model_call"])
         assert "old" == (await engine.replay(journal)).text
         assert "new" == (await engine.rerun(journal, at=0, reuse=False)).result.text
         assert not hasattr(engine, "debug")

@@ -67,7 +67,7 @@ def assert_requests_are_recorded(journal: Journal) -> int:
     history, data = stored(journal), opened(render_run(journal))
     steps, texts = data["steps"], data["texts"]
     numbers = {row["a"]: n for n, row in enumerate(steps)}
-    calls = [i for i in history.intents.values() if i.type == "CallModel"]
+    calls = [i for i in history.intents.values() if i.type == "model_call"]
     # Every address of the page is that of a record, with which `show`, `fork` and a link find it.
     recorded = [address for address in history.intents if address != ROOT]
     recorded += [(i.path, i.seq) for i in history.inputs if i.input["type"] not in SILENT]
@@ -222,7 +222,7 @@ async def test_what_came_from_outside_stands_at_the_address_of_its_record() -> N
         handle.interrupt()
         await handle.result()
     data = opened(render_run(journal))
-    (stop,) = [i for i in journal.history().inputs if i.input["type"] == "Stop"]
+    (stop,) = [i for i in journal.history().inputs if i.input["type"] == "stop"]
 
     assert [shown_address(stop.path, stop.seq)] == [row["a"] for row in data["steps"] if row["kind"] == "input"]
     assert ["#0", "#1"] == [row["a"] for row in data["steps"] if row["kind"] != "input"]
@@ -479,7 +479,7 @@ def test_a_difference_with_fewer_details_has_the_same_changes_and_those_of_the_f
 
     other = read_all(40, make)
     whole, few = diff(reader, other), diff(reader, other, detailed=2)
-    asked = [n for n, c in enumerate(whole.changes) if c.kind == "changed" and c.what == "call_model"]
+    asked = [n for n, c in enumerate(whole.changes) if c.kind == "changed" and c.what == "model_call"]
 
     assert len(asked) > 2
     for number, (a, b) in enumerate(zip(whole.changes, few.changes, strict=True)):

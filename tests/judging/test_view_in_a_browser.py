@@ -442,7 +442,7 @@ def test_the_script_puts_each_request_together_as_the_journal_does(name: str, pa
             for m in history.request(i).all_messages
         ]
         for i in history.intents.values()
-        if i.type == "CallModel"
+        if i.type == "model_call"
     }
     chromium = page(render_run(journal))
     assert len(requests) > 3

@@ -537,21 +537,6 @@ async def test_bytes_of_a_call_that_asked_first_are_there_as_well() -> None:
     assert [b"RIFF and so on"] == [one.data for one in blobs_of(result.tool_calls[0].result)]
 
 
-@pytest.mark.spec("programs:PG6")
-def test_a_journal_of_before_limits_and_blobs_replays_as_it_is() -> None:
-    """
-    It was recorded by the code of before questions told limits and defaults; no script can make it again.
-    """
-    source = mcp_tools(["gone"], name="shop")
-    agent = AgentDefinition("buyer", model="test/buyer", tools=[source])
-    kept = FileJournal(Path(__file__).with_name("journals") / "asked_before_limits.jsonl")
-
-    with Engine([agent], models=ScriptedModel([])) as engine:
-        again = engine.replay_sync(kept)
-
-    assert "Ordered." == again.text
-
-
 # --- what the caller says ---------------------------------------------------------------------------------------------
 
 

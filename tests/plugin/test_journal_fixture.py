@@ -264,7 +264,7 @@ def test_a_test_may_be_marked_to_end_before_its_record_does(run, agent_test):
     strict, lenient = [SHORTER.replace("MARK", mark) for mark in ("", "allow_unused=True")]
     run(agent_test(1, strict), "--stepengine-record=once").assert_outcomes(passed=1)
     without = [agent_test(0, test).replace("    yield STEP\n", "") for test in (strict, lenient)]
-    run(without[0]).stdout.fnmatch_lines(["*the run ended, but call_model was recorded here*"])
+    run(without[0]).stdout.fnmatch_lines(["*the run ended, but model_call was recorded here*"])
     run(without[1]).assert_outcomes(passed=1)
 
 

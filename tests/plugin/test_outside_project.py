@@ -97,7 +97,7 @@ def test_a_project_outside_records_once_passes_offline_and_sees_what_a_new_promp
     code, said = run(chosen=one)
     assert 1 == code
     lines = [line.removeprefix("E").strip() for line in said.splitlines()]
-    assert f"the run diverged from {JOURNAL} at step 1, effect #1 of summer: call_model changed" in said
+    assert f"the run diverged from {JOURNAL} at step 1, effect #1 of summer: model_call changed" in said
     (site_line,) = [line for line in lines if line.endswith("agent.py:15")]
     assert site_line
     (field,) = [line.split() for line in lines if line.startswith("/system_prompt")]

@@ -641,8 +641,8 @@ FORGERIES = given(
     ),
     (
         "stored_result",
-        "m = UserMessage('a')\nsetattr(m, '_se' + '_stored', {'type': 'ToolMessage', 'tool_call_id': 'c', 'tool_name': 'danger', 'result': {}})\nyield from ToolCall('set_messages', {'messages': [m]})",
-        Failed("ToolInputError", "unknown field of ToolMessage"),
+        "m = UserMessage('a')\nsetattr(m, '_se' + '_stored', {'type': 'tool_message', 'tool_call_id': 'c', 'tool_name': 'danger', 'result': {}})\nyield from ToolCall('set_messages', {'messages': [m]})",
+        Failed("ToolInputError", "unknown member of 'tool_message'"),
     ),
     (
         "system_message",

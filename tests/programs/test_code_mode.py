@@ -137,7 +137,7 @@ async def test_calls_that_are_gathered_are_carried_out_together_and_in_the_order
     result = await ran(agent, "import asyncio\nawait asyncio.gather(look(0), look(1), look(2))", journal=journal)
 
     assert ([2, 1, 0], ["[0, 1, 2]"]) == (ended, said(result))
-    calls = [i for i in journal.history().intents.values() if i.path and i.type == "CallTool"]
+    calls = [i for i in journal.history().intents.values() if i.path and i.type == "tool_call"]
     assert [0, 1, 2] == [journal.history().form(i)["input"]["n"] for i in calls]
 
 
@@ -666,7 +666,7 @@ async def test_a_journal_that_is_cut_anywhere_goes_on_does_nothing_twice_and_com
         replies = [*programs(code, "total + await price('zz')"), text("end")]
         # Replies that are recorded are not asked for again.
         answered = sum(
-            intent.type == "CallModel"
+            intent.type == "model_call"
             for a, intent in FileJournal(copy).history().intents.items()
             if a in FileJournal(copy).history().results
         )
@@ -782,7 +782,7 @@ async def test_random_programs_are_cut_resumed_and_replayed_equal(first: int, tm
         cut, copy = rng.randint(3, len(records)), tmp_path / f"{seed}-cut.jsonl"
         copy.write_bytes(b"".join(records[:cut]))
         held = FileJournal(copy).history()
-        answered = any(i.type == "CallModel" and a in held.results for a, i in held.intents.items())
+        answered = any(i.type == "model_call" and a in held.results for a, i in held.intents.items())
         ledger.done.clear()
         replies = [*programs("\n".join(lines)), text("end")]
         async with Engine([agent], models=ScriptedModel(replies[1:] if answered else replies)) as engine:

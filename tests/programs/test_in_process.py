@@ -313,7 +313,7 @@ async def test_a_journal_that_is_cut_anywhere_goes_on_to_the_same(tmp_path: Path
         copy = tmp_path / f"{cut}.jsonl"
         copy.write_bytes(b"".join(lines[:cut]))
         held = FileJournal(copy).history()
-        answered = sum(i.type == "CallModel" and a in held.results for a, i in held.intents.items())
+        answered = sum(i.type == "model_call" and a in held.results for a, i in held.intents.items())
         replies = [*programs(code), text("end")][answered:]
         async with Engine([buyer(InProcessSandbox())], models=ScriptedModel(replies)) as engine:
             result = await engine.resume(copy, in_doubt="retry")

@@ -140,7 +140,7 @@ async def test_the_intent_of_a_call_holds_the_sandbox_and_a_journal_without_it_r
     path, agent = tmp_path / "run.jsonl", shopper(sandbox)
     result = await recorded(agent, "await price('tea')", journal=path)
     history = FileJournal(path).history()
-    (call,) = [i for i in history.intents.values() if i.begins_run and i.type == "CallTool"]
+    (call,) = [i for i in history.intents.values() if i.begins_run and i.type == "tool_call"]
     before = {k: v for k, v in history.form(call).items() if k != "sandbox"}
     old = [
         attrs.evolve(r, line=None)
@@ -151,7 +151,7 @@ async def test_the_intent_of_a_call_holds_the_sandbox_and_a_journal_without_it_r
         for r in history.records
     ]
     journal = MemoryJournal()
-    journal.replace([r for r in old if r.kind != "input" or r.input["type"] != "Computed"])  # type: ignore[union-attr]
+    journal.replace([r for r in old if r.kind != "input" or r.input["type"] != "computed"])  # type: ignore[union-attr]
 
     assert sandbox.name == json.loads(path.read_text().splitlines()[call_line(path)])["effect"]["sandbox"]
     sandbox.fed.clear()
@@ -493,4 +493,4 @@ async def test_turns_that_somebody_made_up_are_refused_whatever_they_hold(sandbo
 
 
 def is_computed(record: Any) -> bool:
-    return record.kind == "input" and record.input["type"] == "Computed"
+    return record.kind == "input" and record.input["type"] == "computed"

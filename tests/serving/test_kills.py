@@ -52,7 +52,7 @@ async def check_all(client: Client, server: Served) -> None:
 
         assert "completed" == view["status"], (where, view)
         assert history.is_complete, where
-        calls = {a for a, i in history.intents.items() if i.type == "CallTool"}
+        calls = {a for a, i in history.intents.items() if i.type == "tool_call"}
         assert calls <= history.results.keys(), where
         forms = [history.form(history.intents[a]) for a in calls]
         for name in [form["input"]["name"] for form in forms if form["tool_name"] == "fire"]:

@@ -438,7 +438,7 @@ def test_the_model_of_a_run_is_chosen_by_an_admin_alone_and_stands_in_its_record
         server.look(path, until="completed", of="root")
         lines = [json.loads(line) for line in server.ask("GET", f"{path}/journal", of="root")[1].splitlines()]
 
-    asked = [line["effect"]["request"]["model"] for line in lines if line.get("effect", {}).get("type") == "CallModel"]
+    asked = [line["effect"]["request"]["model"] for line in lines if line.get("effect", {}).get("type") == "model_call"]
     assert (403, "admin") == (refused[0], refused[1]["scope"])
     assert ["test/other"] == asked
     assert {"saying": "test/other"} == lines[1]["effect"]["run_models"]

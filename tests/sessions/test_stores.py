@@ -368,7 +368,7 @@ def test_the_files_are_those_of_the_layout(tmp_path):
         "session_id": "user:chat", "agent_type": "bot", "parent_session_id": None, "parent_tool_use_id": None,
         "child_session_ids": [], "model": "test/m", "provider": "test", "created_at": "2026-01-02T03:04:06.000000Z",
         "updated_at": "2026-01-02T03:04:06.000000Z", "metadata": {}, "version": 1, "turns": 0, "journal": None,
-        "user_id": None, "status": None, "usage": {"type": "Usage"},
+        "user_id": None, "status": None, "usage": {"type": "usage"},
     } == described  # fmt: skip
     assert ["hi", "hello"] == [
         json.loads(line)["content"][0]["text"] for line in (folder / "history.jsonl").read_text().splitlines()
@@ -558,7 +558,7 @@ def test_sessions_of_another_program_without_times_are_loaded_listed_last_and_sa
 @pytest.mark.parametrize("name", ["metadata.json", "state.json", "history.jsonl"])
 @pytest.mark.parametrize(
     "content",
-    [b"\xff\n", b"{\n", b"[" * 100_000 + b"\n", b"3\n", b'{"type": "UserMessage"}\n', b'{"session_id": 3}\n', b"{}\n"],
+    [b"\xff\n", b"{\n", b"[" * 100_000 + b"\n", b"3\n", b'{"type": "user_message"}\n', b'{"session_id": 3}\n', b"{}\n"],
     ids=str,
 )
 def test_a_damaged_file_is_named_and_never_read_as_something_else(tmp_path, name, content):

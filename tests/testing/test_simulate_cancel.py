@@ -106,7 +106,7 @@ async def goes_on(agent, journal, expected):
     assert not {*before.results} & {*stage.deeds.begun}
     assert RunStatus.CANCELLED is not result.status
     assert unpaired(result.state.message_history) is None
-    if "UnknownOutcome" not in repr(MemoryJournal(journal.lines()).lines()):
+    if "unknown_outcome" not in repr(MemoryJournal(journal.lines()).lines()):
         assert told(result) == told(expected)
 
 

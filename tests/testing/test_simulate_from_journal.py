@@ -96,7 +96,7 @@ def test_a_good_agent_comes_through_everything_that_may_go_wrong_at_each_effect(
     seen = simulate(desk.agent, from_journal=journal, invariants=[says_paid_only_when])
 
     models, tools, spawns, asks = [
-        sum(i.type == kind for i in journal.history().intents.values()) for kind in ("CallModel", "CallTool", "Spawn", "Ask")
+        sum(i.type == kind for i in journal.history().intents.values()) for kind in ("model_call", "tool_call", "agent_call", "ask")
     ]  # fmt: skip
     spawns -= 1  # the root's own
     assert (4, 3, 1, 1) == (models, tools, spawns, asks)

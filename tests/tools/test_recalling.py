@@ -173,10 +173,10 @@ def test_a_run_that_was_killed_or_is_replayed_or_forked_reads_the_same(world: Wo
     lines = journal.lines()
     cut = MemoryJournal(lines[: 2 + int(share * (len(lines) - 2))])
     said = sum(
-        r.kind == "result" and b'"ModelReply"' in line for r, line in zip(cut.records(), cut.lines(), strict=True)
+        r.kind == "result" and b'"model_reply"' in line for r, line in zip(cut.records(), cut.lines(), strict=True)
     )
     at = max([seq for (path, seq) in cut.history().results if not path and seq >= 0], default=-1)
-    kept = sum(intent.type == "CallModel" and seq <= at for (_, seq), intent in journal.history().intents.items())
+    kept = sum(intent.type == "model_call" and seq <= at for (_, seq), intent in journal.history().intents.items())
 
     assert result == world.engine()[0].replay_sync(journal)
     assert result.output == world.engine(said=said)[0].resume_sync(cut).output

@@ -895,7 +895,7 @@ class DebugSession:
         stepper = self._debugger.stepper
         history, place = stepper.history, stepper.address_at(stepper.position)
         left = None if place is None else course_from(history, shown_address(*place)).cost
-        models = sorted({history.model(i) for i in history.intents.values() if i.type == "CallModel"})
+        models = sorted({history.model(i) for i in history.intents.values() if i.type == "model_call"})
         price = (
             "an unknown price"
             if left is None
@@ -938,7 +938,7 @@ class DebugSession:
             said = error.message if isinstance(error, StepEngineError) else str(error)
             return json.dumps({"error": said})
         history = target.history()
-        steps = sum(i.type == "CallModel" and not i.path for i in history.intents.values())
+        steps = sum(i.type == "model_call" and not i.path for i in history.intents.values())
         why = "" if result.error is None else str(result.error)
         if why and not asked.live:
             why += "\n   the models are scripted: --script FILE says what they reply, --live asks them"

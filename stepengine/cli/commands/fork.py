@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ("Branch", "fork")
 
 
-STORED = ("ModelReply", "ToolResult")
+STORED = ("model_reply", "tool_result")
 
 
 @frozen

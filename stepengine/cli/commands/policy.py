@@ -107,12 +107,12 @@ def _calls(
     root = history.root
     agents = {"": str(root["agent_id"])}
     for (path, seq), intent in history.intents.items():
-        if intent.type == "Spawn":
+        if intent.type == "agent_call":
             child = "" if seq < 0 else f"{path}.{seq}" if path else str(seq)
             agents[child] = str(intent.effect["agent_id"])  # type: ignore[index]  # only a model call is not a mapping
         elif intent.begins_run:
             agents[f"{path}.{seq}" if path else str(seq)] = agents.get(path, "")
-        if intent.type != "CallTool":
+        if intent.type != "tool_call":
             continue
         form: Any = history.form(intent)
         tool, agent = str(form["tool_name"]), agents.get(path, "")

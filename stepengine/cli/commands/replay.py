@@ -38,7 +38,7 @@ def replay(
     ] = 0,
     live: Annotated[
         list[str] | None,
-        typer.Option(help="Effects that really happen: call_tool, perform, call_model.", metavar="KIND"),
+        typer.Option(help="Effects that really happen: tool_call, perform, model_call.", metavar="KIND"),
     ] = None,
     pdb: Annotated[
         bool, typer.Option("--pdb", help="Where it differs, open the debugger; breakpoint() opens pdb.")
@@ -52,16 +52,16 @@ def replay(
     difference is told, with step, file, line and fields, and the exit code is 5.
 
     With --speed the results come as fast as they did, or faster, to watch a run again. With --live some effects really
-    happen: call_tool and perform must come to the recorded results; call_model lets a model answer anew against the
-    recorded tools, and ends at the first call that was not recorded. With --live call_tool a permission in FILE lets no tool
+    happen: tool_call and perform must come to the recorded results; model_call lets a model answer anew against the
+    recorded tools, and ends at the first call that was not recorded. With --live tool_call a permission in FILE lets no tool
     run, unless FILE is as your own commands left it: whoever wrote it could have said yes. --trust-answers takes it.
 
     Examples:
       stepengine replay --last
       stepengine replay run.jsonl
       stepengine replay run.jsonl --speed 4
-      stepengine replay run.jsonl --live call_tool
-      stepengine replay run.jsonl --live call_model --model openai/gpt-5-mini
+      stepengine replay run.jsonl --live tool_call
+      stepengine replay run.jsonl --live model_call --model openai/gpt-5-mini
       stepengine replay run.jsonl --agent ./agents/mine.py --json
       stepengine replay run.jsonl --agent ./agents/mine.py --pdb
     """
@@ -106,9 +106,9 @@ def _replay(options: Options, live: Sequence[str], speed: float | None, *, trust
     from stepengine.journal.provenance import has_known_permissions
     from stepengine.journal.replayer import live_kinds
 
-    anew = "call_model" in live
+    anew = "model_call" in live
     if anew and (len(live) > 1 or speed):
-        msg = "--live call_model goes alone: models that answer anew lead to other calls, which have no recorded result or pace"
+        msg = "--live model_call goes alone: models that answer anew lead to other calls, which have no recorded result or pace"
         raise UsageProblem(msg)
     with as_usage():
         live_kinds(() if anew else live)

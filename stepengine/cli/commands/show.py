@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ("ShownEffect", "effects_of", "show")
 
 
-NAMES = {"CallTool": "tool_name", "Perform": "name", "Spawn": "agent_id"}
+NAMES = {"tool_call": "tool_name", "perform": "name", "agent_call": "agent_id"}
 
 
 def show(
@@ -139,8 +139,8 @@ def effects_of(history: History) -> Iterator[ShownEffect]:
         if address == ROOT:
             continue
         kind = intent.type
-        steps[intent.path] = steps.get(intent.path, 0) + (kind == "CallModel")
-        name = history.model(intent) if kind == "CallModel" else history.form(intent).get(NAMES.get(kind, ""), "")
+        steps[intent.path] = steps.get(intent.path, 0) + (kind == "model_call")
+        name = history.model(intent) if kind == "model_call" else history.form(intent).get(NAMES.get(kind, ""), "")
         what = f"{kind} {name}".rstrip()
         yield ShownEffect(shown_address(*address), steps[intent.path], kind, what, intent, history.results.get(address))
 
@@ -191,7 +191,7 @@ def _effect(history: History, entry: ShownEffect) -> dict[str, Any]:
     }
     if entry.intent.program_line:
         told["program_line"] = entry.intent.program_line
-    if entry.kind != "CallModel":
+    if entry.kind != "model_call":
         told["effect"] = plain(history.form(entry.intent))
     return told
 
@@ -248,7 +248,7 @@ def _select_step(history: History, shown: list[ShownEffect], step: str) -> list[
 
 
 def _one(history: History, shown: list[ShownEffect], chosen: list[ShownEffect]) -> dict[str, object]:
-    request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "CallModel" else None
+    request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "model_call" else None
     if request is not None:
         messages = [*history.messages(chosen[0].intent), *request.get("tail", ())]
         request = {**plain(request), "messages": plain(messages)}
@@ -263,7 +263,7 @@ def _one(history: History, shown: list[ShownEffect], chosen: list[ShownEffect]) 
 
 def _so_far(history: History, before: list[ShownEffect]) -> dict[str, object]:
     """Return what the run had done and spent before a step."""
-    replies = [history.outcome(e.result) for e in before if e.kind == "CallModel" and e.result is not None]
+    replies = [history.outcome(e.result) for e in before if e.kind == "model_call" and e.result is not None]
     usages = [r.value.usage for r in replies if isinstance(r, Value) and r.value.usage is not None]
     return {
         "effects": len(before),

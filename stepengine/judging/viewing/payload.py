@@ -67,22 +67,22 @@ NOT_RECORDED = (
 )
 """What no journal holds, as the page lists it."""
 KINDS: Mapping[str, str] = {
-    "CallModel": "model",
-    "CallTool": "tool",
-    "Perform": "perform",
-    "Ask": "ask",
-    "Spawn": "spawn",
+    "model_call": "model",
+    "tool_call": "tool",
+    "perform": "perform",
+    "ask": "ask",
+    "agent_call": "spawn",
     **WAITS,
 }
-GIVEN: Mapping[str, tuple[str, ...]] = {"Spawn": ("prompt", "params"), "Perform": ("args", "kwargs")}
-NAMES: Mapping[str, str] = {"CallTool": "tool_name", "Perform": "name", "Spawn": "agent_id"}
+GIVEN: Mapping[str, tuple[str, ...]] = {"agent_call": ("prompt", "params"), "perform": ("args", "kwargs")}
+NAMES: Mapping[str, str] = {"tool_call": "tool_name", "perform": "name", "agent_call": "agent_id"}
 SAID: Mapping[type[Any], str] = {
     TextPart: "text",
     ToolReferencePart: "text",
     ThinkingPart: "thinking",
     RefusalPart: "refusal",
 }
-SILENT = frozenset({"SystemPrompt", "ContextWindow", "Waits", "Computed", "Signed"})
+SILENT = frozenset({"system_prompt", "context_window", "result_pending", "computed", "signature"})
 """Inputs that the page shows with the requests that they belong to, or that say nothing beside their call."""
 ORDINARY = re.compile(r"[\n\t -~]*")
 MAX_SAFE = 2**53 - 1
@@ -279,7 +279,7 @@ class RunPayload:
             self._agent("", form)
             return
         run = self._runs[intent.path]
-        if form["type"] == "CallModel":
+        if form["type"] == "model_call":
             run.step += 1
             # Before the row has a number: a request shares with earlier ones, never with itself.
             request = self._request(form, intent.path)
@@ -298,7 +298,7 @@ class RunPayload:
             self._row(run, intent, call["kind"])["calls"].append(call)
         if intent.begins_run:
             call["child"] = path = child_path(intent.path, intent.seq)
-            is_body = form["type"] == "CallTool"
+            is_body = form["type"] == "tool_call"
             self._agent(
                 path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
             )
@@ -312,7 +312,7 @@ class RunPayload:
         """
         if run.row < 0:
             return False
-        if form["type"] == "CallTool" and form["source"] != "model":
+        if form["type"] == "tool_call" and form["source"] != "model":
             return bool(form["source"] == "hook")
         known = form.get("tool_call_id", "")
         if not known:
@@ -354,7 +354,7 @@ class RunPayload:
 
     def _item(self, item: Mapping[str, Any], path: str) -> Any:
         """Return a message, or what a request shares with an earlier one: the number of its row, from where, to where."""
-        if item["type"] != "Slice":
+        if item["type"] != "slice":
             return self._message(restored(item))
         source = (item.get("path", path), item["seq"])
         return [self.lead.get(source, -1), item["start"], item["stop"]]
@@ -377,7 +377,7 @@ class RunPayload:
     def _call(self, run: _OpenRun, intent: Intent, form: Mapping[str, Any]) -> Form:
         kind = KINDS[form["type"]]
         call: Form = {"kind": kind, "a": shown_address(intent.path, intent.seq), "began": run.last}
-        if form["type"] == "Ask":
+        if form["type"] == "ask":
             questions = [restored(q) for q in form["questions"]]
             call["name"] = self._name(", ".join([q.id for q in questions]))
             asked = [{"id": q.id, "text": q.text, "options": list(q.options)} for q in questions]
@@ -604,7 +604,7 @@ def _buckets(usage: Usage) -> list[int]:
 
 
 def _failure(stored: object) -> BaseException:
-    error: BaseException = restored({"type": "Failure", "error": stored}).error
+    error: BaseException = restored({"type": "failure", "error": stored}).error
     return error
 
 

@@ -113,7 +113,7 @@ agents, models = [free], ScriptedModel(calls)
         with looking(client_, fork, "#1") as page:
             result = page.look()["now"]["whole"]["value"]
 
-    assert ("ModelReply", 60) == (value["type"], result)
+    assert ("model_reply", 60) == (value["type"], result)
 
 
 @pytest.mark.spec("studio:ST2")

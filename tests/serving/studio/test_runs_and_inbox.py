@@ -474,7 +474,7 @@ def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_w
         client.post(f"/runs/{run}/answers", json={"answers": {page.stage.asked(run)["id"]: True}})
     page.stage.until(run)
     lines = journal.read_bytes().splitlines(keepends=True)
-    begun = next(n for n, line in enumerate(lines) if b'"CallTool"' in line)
+    begun = next(n for n, line in enumerate(lines) if b'"tool_call"' in line)
     theirs = page.stage.place / "theirs.jsonl"
     theirs.write_bytes(b"".join(lines[: begun + 1]))
     before = theirs.read_bytes()

@@ -62,7 +62,7 @@ def replies_of(client: httpx2.Client, run: str) -> list[tuple[str, str]]:
     Return what models said in a run by its journal, and which model that was.
     """
     lines = [json.loads(line) for line in client.get(f"/runs/{run}/journal").raise_for_status().text.splitlines()]
-    replies = [line["value"] for line in lines if line.get("value", {}).get("type") == "ModelReply"]
+    replies = [line["value"] for line in lines if line.get("value", {}).get("type") == "model_reply"]
     return [
         (one["content"][0].get("text") or one["content"][0]["input"]["where"], one.get("model", "")) for one in replies
     ]
