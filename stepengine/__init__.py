@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-# Not from `typing`: importing that takes as long as all the rest, and Ctrl-C would meanwhile end the command with a traceback.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from stepengine.data.definition import AgentDefinition, InputSchema
     from stepengine.data.hooks import Change, HookContext, Hooks, StepContext
     from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput

@@ -15,18 +15,15 @@ Begin with ``app``, the table of commands; then one of ``commands``, and ``scree
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-# Not from `typing`: importing that takes as long as all the rest, and Ctrl-C would meanwhile end the command with a traceback.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     from stepengine.cli.screen.console import ConsoleRenderer, TerminalInteractor
     from stepengine.cli.screen.logger import ConsoleLogger
@@ -40,37 +37,14 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
-    gc.disable()
     try:
         with loading():
+            from stepengine.cli.app import app
             from stepengine.cli.exits import run_to_exit
-            from stepengine.cli.listing import answers
-
-            command = answers(sys.argv[1:]) or _load_app()
-        run_to_exit(command)
+        run_to_exit(app)
     except KeyboardInterrupt:
         print("stepengine: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    finally:
-        gc.enable()
-
-
-def collect() -> None:
-    """
-    Let the collector of cycles look at what is made from now on, as a command begins.
-
-    Of what was loaded before nothing becomes garbage. While it is loaded, looking through all of it again and again takes a
-    tenth of the time until something happens.
-    """
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
-
-
-def _load_app() -> Callable[[], object]:
-    from stepengine.cli.app import app
-
-    return app
 
 
 @contextmanager

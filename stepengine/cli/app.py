@@ -17,9 +17,8 @@ import typer
 import typer.core
 import typer.main
 
-from stepengine.cli import collect
 from stepengine.cli.exits import EXIT_CODES, Exit, explain_errors, leave
-from stepengine.cli.listing import FIRST, LISTED, OVERVIEW, UNDER, ListedCommand, page, version
+from stepengine.cli.listing import FIRST, LISTED, OVERVIEW, UNDER, ListedCommand, version
 
 __all__ = ("app",)
 
@@ -67,8 +66,6 @@ def _leaving(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def ended(**given: Any) -> None:
-        if name != "run":  # which has its engine loaded before, in `watch_run`
-            collect()
         content = given.pop("trust", "") if name in LOCAL else ""
 
         def judged() -> Exit:
@@ -124,75 +121,29 @@ class _Commands(Mapping[str, Parsed]):
         return len(LISTED)
 
 
-class _AsItStands:
-    """
-    What turns words into the value of a parameter: texts and defaults are taken as they stand.
-
-    Typer has everything checked by pydantic, also what nobody typed. That takes a fifth of the time until something happens,
-    in a command that needs pydantic for nothing else; so it is asked only about what has to be read, such as a number.
-
-    Args:
-        parameter: The parameter.
-    """
-
-    def __init__(self, parameter: Parsed) -> None:
-        self._parameter = parameter
-        self._read = parameter.get_runtime_param
-
-    def itself(self) -> _AsItStands:
-        """Return this, in place of what typer would make of the parameter."""
-        return self
-
-    def coerce(self, value: Any, param: Parsed, ctx: Any) -> Any:
-        """Return the value of what was typed, or of what stands in its place."""
-        several = self._parameter.multiple or self._parameter.nargs == -1
-        if value is None:
-            return () if several else None
-        described = self._parameter.type_descriptor
-        if described.parameter_info.parser is None:
-            kind = described.annotation
-            if several and kind == list[str] and all(type(each) is str for each in value):
-                return list(value)
-            as_default = value is self._parameter.default and isinstance(kind, type) and isinstance(value, kind)
-            if not several and (as_default or (kind is str and type(value) is str)):
-                return value
-        return self._read().coerce(value, param=param, ctx=ctx)
-
-
-class _Taking:
-    """A command, or a group of them, whose parameters take texts and defaults as they stand; ``--help`` is one, too."""
-
-    def get_params(self, ctx: Any) -> list[Parsed]:
-        """Return the parameters."""
-        parameters: list[Parsed] = super().get_params(ctx)  # type: ignore[misc]
-        for each in parameters:
-            if "get_runtime_param" not in vars(each):
-                each.get_runtime_param = _AsItStands(each).itself
-        return parameters
-
-
-class _Command(_Taking, typer.core.TyperCommand):
-    """One command."""
-
-
-class _Part(_Taking, typer.core.TyperGroup):
-    """The commands of two words that begin with the same one."""
-
-
-class _Group(_Taking, typer.core.TyperGroup):
-    """All commands: to list them takes no more than the table above."""
+class _Group(typer.core.TyperGroup):
+    """All commands. Its list is made from the table: importing every command for it would take a second."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands()  # type: ignore[assignment]
+        self._overview = typer.core.TyperGroup(**{**attributes, "commands": _listed_commands()})
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return all names, in the order of the list."""
+        """Return all names, in the order of the table."""
         return [*LISTED]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the list."""
-        formatter.write(page())
+        """Show the list of commands."""
+        self._overview.format_help(ctx, formatter)
+
+
+def _listed_commands() -> dict[str, Parsed]:
+    """Return commands that are only listed: a name, a line of help and a group."""
+    return {
+        name: typer.core.TyperCommand(name, help=_escape_markup(listed.text), rich_help_panel=group)
+        for name, (group, listed) in LISTED.items()
+    }
 
 
 def _make_app() -> typer.Typer:
@@ -210,9 +161,7 @@ def _make_app() -> typer.Typer:
 
 
 def _part(**attributes: Any) -> typer.Typer:
-    return typer.Typer(
-        cls=_Part, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **attributes
-    )
+    return typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **attributes)
 
 
 def _several(first: str) -> Parsed:
@@ -234,7 +183,6 @@ def _add(part: typer.Typer, name: str, listed: ListedCommand, words: str) -> Non
     command = listed.load()
     part.command(
         name,
-        cls=_Command,
         help=_help_text(inspect.cleandoc(command.__doc__ or "")),
         short_help=_escape_markup(listed.text),
         epilog=_help_text(EXIT_CODES) if words in RUNNING else None,

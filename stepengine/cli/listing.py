@@ -1,22 +1,19 @@
 """
-Every command in its group, and what ``stepengine``, ``stepengine --help`` and ``stepengine --version`` show.
+The table of commands: each with its group, its module and the first line of its help.
 
-None of the three needs the parser of commands, or rich: a list that is known beforehand is drawn here, in the frames that the
-help of a command has. So typer is not loaded for it, which takes most of the time of a short command.
+The module of a command is imported when the command is called or its own help is shown.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
 from stepengine.cli import loading
-from stepengine.cli.exits import EXIT_CODES, Exit
+from stepengine.cli.exits import Exit
 
-__all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "ListedCommand", "answers", "page", "version")
+__all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "ListedCommand", "version")
 
 OVERVIEW = r"""
 Run programmatic LLM agents: Python generators decide, the engine performs.
@@ -204,15 +201,6 @@ LISTED = {
     ]
 }
 """What the list shows, by name and in its order: the group, and the command or what a first word stands for."""
-OPTIONS = {"--version": "Print the version and exit.", "--help": "Show this message and exit."}
-
-BOLD, DIM, NAME = "1", "2", "1;36"
-"""How a terminal is told to write headings, frames, and the names of commands."""
-NARROWEST = 20
-"""Columns that a description has at least; a terminal that has fewer breaks its lines itself."""
-DIGITS = 5
-"""Of a number of columns that is taken for one."""
-COLUMN = max(map(len, [*OPTIONS, *LISTED]))
 
 
 def version() -> Exit:
@@ -225,100 +213,3 @@ def version() -> Exit:
     except PackageNotFoundError:
         print("stepengine (not installed: run from its source folder)")
     return Exit.COMPLETED
-
-
-def answers(words: list[str]) -> Callable[[], object] | None:
-    """Return what answers *words* without any command being loaded; ``None`` where that takes the parser."""
-    match words:
-        case []:
-            return lambda: print(FIRST)
-        case ["--help"]:
-            return lambda: print(page(), end="")
-        case ["--version"]:
-            return version
-        case _:
-            return None
-
-
-def page() -> str:
-    """Return the list of commands for standard output: in its width, and in colours where it is a terminal that shows them."""
-    return "\n".join(_ListDrawing(_width(), _shows_colours(), _shows_frames()).lines()) + "\n"
-
-
-def _width() -> int:
-    told = os.environ.get("COLUMNS", "")
-    if told.isascii() and told.isdigit() and len(told) <= DIGITS and int(told):
-        return int(told)
-    for stream in (0, 1, 2):
-        try:
-            return os.get_terminal_size(stream).columns or 80
-        except OSError:  # no terminal
-            continue
-    return 80
-
-
-def _shows_colours() -> bool:
-    told = os.environ.get
-    if told("NO_COLOR") or told("TERM") in {"dumb", "unknown"}:
-        return False
-    return bool(told("FORCE_COLOR")) or sys.stdout.isatty()
-
-
-def _shows_frames() -> bool:
-    try:
-        "\u256d".encode(sys.stdout.encoding or "ascii")
-    except (LookupError, UnicodeError):
-        return False
-    return True
-
-
-class _ListDrawing(NamedTuple):
-    """Draws the list."""
-
-    width: int
-    has_colours: bool
-    has_frames: bool
-
-    def lines(self) -> Iterator[str]:
-        yield from ("", f" {self._style('Usage:', BOLD)} stepengine [OPTIONS] COMMAND [ARGS]...", "")
-        yield from self._prose(OVERVIEW.strip())
-        yield ""
-        yield from self._panel("Options", OPTIONS)
-        for group in GROUPS:
-            yield from self._panel(group, {name: each.text for name, (of, each) in LISTED.items() if of == group})
-        yield ""
-        yield from self._prose(EXIT_CODES)
-        yield ""
-
-    def _prose(self, text: str) -> Iterator[str]:
-        """Give sentences in lines of the width; indented lines as they are, and what stands above them as a heading."""
-        lines = text.split("\n")
-        for line, after in zip(lines, [*lines[1:], ""], strict=True):
-            if line.startswith(" "):
-                yield f" {line}"
-            else:
-                style = BOLD if after.startswith(" ") else ""
-                yield from [f" {self._style(part, style)}".rstrip() for part in _wrap(line, self.width - 2)]
-
-    def _panel(self, title: str, rows: dict[str, str]) -> Iterator[str]:
-        corner, across, end, side, foot, last = "\u256d\u2500\u256e\u2502\u2570\u256f" if self.has_frames else "+-+|++"
-        inside = max(self.width - 4 - COLUMN - 2, NARROWEST)
-        over = inside + COLUMN + 2 - len(title) - 1
-        yield self._style(f"{corner}{across} {title} {across * over}{end}", DIM)
-        bar = self._style(side, DIM)
-        for name, text in rows.items():
-            for count, part in enumerate(_wrap(text, inside)):
-                shown = self._style(f"{'' if count else name:{COLUMN}}", NAME)
-                yield f"{bar} {shown}  {part:{inside}} {bar}"
-        yield self._style(f"{foot}{across * (inside + COLUMN + 4)}{last}", DIM)
-
-    def _style(self, text: str, style: str) -> str:
-        return f"\x1b[{style}m{text}\x1b[0m" if self.has_colours and style and text else text
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    if len(text) <= width:
-        return [text]
-    from textwrap import wrap
-
-    return wrap(text, max(width, NARROWEST))

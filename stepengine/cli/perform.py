@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from stepengine.cli import collect
 from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.options import Options
@@ -130,7 +129,6 @@ async def result_of(run: Awaitable[RunResult]) -> RunResult:
 
 def watch_run(run: Callable[[], Coroutine[Any, Any, Run]], progress: Progress | None) -> Run:
     """Run to the end while *progress*, if there is one, is shown."""
-    collect()
     with nullcontext() if progress is None else progress.shown():
         return asyncio.run(run())
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,14 +140,11 @@ def uncalled_tools(root: Path) -> list[ToolLike]:
 
 def add_bundled(own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike]) -> list[ToolLike | ToolSource]:
     """Return *own* tools, and those of *bundled* that have other names."""
-    from stepengine.tooling.definition import name_of
-
-    names = {name_of(tool) if isinstance(tool, ToolLike) else tool.name for tool in own}
-    return [*own, *[tool for tool in bundled if name_of(tool) not in names]]
+    names = {tool.spec.name if isinstance(tool, ToolLike) else tool.name for tool in own}
+    return [*own, *[tool for tool in bundled if tool.spec.name not in names]]
 
 
 CHILDREN = ("start_agents", "wait_agents", "message_agent", "cancel_agent", "list_agents")
-LOCAL = ("file_tools", "search_tools")
 HARMLESS = ("suggest_followups", *CHILDREN, "sleep", "recall_history")
 """The tools that no option has to allow: what they start is judged by itself."""
 
@@ -209,17 +205,14 @@ def allowed_tools(options: Options, request: ToolRequest) -> list[ToolLike | Too
     Raises:
         UsageProblem: when a tool that an agent names cannot work, or needs an option that was not given.
     """
-    from stepengine.tooling.definition import late_tools
-
     named = request.all_bundled_names
     options = request.with_approvals(options)
     request.check(options)
     root = options.cwd.resolve()
     hidden = [*_kept_below(root), *[pattern for journal in request.journals for pattern in _files_of(journal, root)]]
-    make = partial(_local_tools, options, root, hidden)
     tools: list[ToolLike] = []
     try:
-        tools += make() if named or _is_special(options, root) else _late_tools(options, root, make)
+        tools += _local_tools(options, root, hidden)
     except WorkspaceLost as error:
         msg = f"--workspace {options.workspace}: {error.message}"
         raise UsageProblem(msg) from None
@@ -228,7 +221,7 @@ def allowed_tools(options: Options, request: ToolRequest) -> list[ToolLike | Too
             why = error.message.partition(";")[0]
             msg = f"{', '.join(local)} cannot work there: {why}; name a project folder with --cwd"
             raise UsageProblem(msg) from None
-    tools += late_tools(HARMLESS, _harmless_tools)
+    tools += _harmless_tools()
     if options.web:
         try:
             tools += _web_tools(options.web)
@@ -248,32 +241,6 @@ def _local_tools(options: Options, root: Path, hidden: Sequence[str]) -> list[To
         *search_tools(where, withhold=hidden),
     ]
     return tools + shell_tools(where, terminals=options.terminals, watch=True) if options.shell else tools
-
-
-def _is_special(options: Options, root: Path) -> bool:
-    """Return whether making the tools of the folder may fail, or there are others than in every run."""
-    from stepengine.system.path_policy import is_wide
-
-    is_plain = not options.shell and options.place is None and options.buffers is None
-    return not is_plain or not os.access(root, os.R_OK | os.X_OK) or is_wide(root.stat())
-
-
-def _late_tools(options: Options, root: Path, make: Callable[[], list[Tool]]) -> list[Tool]:
-    """
-    Return the tools that *make* makes below *root*, made when a handler first calls one of them.
-
-    No agent names any, so most runs call none, and what makes them takes 6 ms of a start.
-    """
-    from stepengine.tooling.definition import late_tools
-    from stepengine.tooling.makers import MAKERS
-
-    given = {'"."', "propose=True", *(["write=True"] if options.write else [])}
-    names = [name for name, by in MAKERS.items() if by and by.function in LOCAL and given >= {*by.arguments}]
-    tools = late_tools(names, make)
-    folder = tuple([part for part in os.path.realpath(root).split("/") if part])
-    for tool in tools:
-        tool.folder = folder
-    return tools
 
 
 def _used_names(agent: AgentDefinition) -> list[str]:

@@ -9,7 +9,7 @@ runs, which is one of ``Ordinary``, ``Control``, ``Spawning`` and ``Asking``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice, product
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -33,7 +33,6 @@ __all__ = (
     "Control",
     "Driving",
     "How",
-    "LateBindings",
     "Ordinary",
     "Runs",
     "Spawning",
@@ -45,7 +44,6 @@ __all__ = (
     "Validated",
     "Yielding",
     "has_timed_out",
-    "made_bindings",
     "parameters_in",
     "timed_out",
 )
@@ -364,79 +362,6 @@ class ToolBinding:
     validate: Callable[[JsonDict], Validated]
     repair: Callable[[JsonDict], JsonDict] | None = None
     runs: Runs = attrs.field(factory=Ordinary, kw_only=True)
-
-
-class LateBindings(dict[str, ToolBinding]):
-    """
-    Bindings by name, of which some are made when they are first asked for.
-
-    These are of tools that run as usual and keep all of their results, so that whoever looks for others asks for ``made``.
-
-    Args:
-        names: All names, in order.
-        made: What is made.
-        late: What makes the others.
-    """
-
-    __slots__ = ("_late", "_names")
-
-    def __init__(
-        self, names: Iterable[str], made: Mapping[str, ToolBinding], late: Mapping[str, Callable[[], ToolBinding]]
-    ) -> None:
-        super().__init__(made)
-        self._names = dict.fromkeys(names)
-        self._late = late
-
-    @property
-    def made(self) -> Iterable[tuple[str, ToolBinding]]:
-        """What is made already, by name."""
-        return list(super().items())
-
-    def copy(self) -> LateBindings:
-        """Return bindings that may be added to."""
-        return LateBindings(self._names, dict(self.made), self._late)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the binding of that name, or *default*."""
-        return self[name] if name in self._names else default
-
-    def keys(self) -> Any:
-        """Return all names."""
-        return self._names.keys()
-
-    def values(self) -> Any:
-        """Return all bindings."""
-        return ValuesView(self)
-
-    def items(self) -> Any:
-        """Return all bindings with their names."""
-        return ItemsView(self)
-
-    def __missing__(self, name: str) -> ToolBinding:
-        make = self._late.get(name)
-        if make is None:
-            raise KeyError(name)
-        binding = make()
-        super().__setitem__(name, binding)
-        return binding
-
-    def __setitem__(self, name: str, binding: ToolBinding) -> None:
-        super().__setitem__(name, binding)
-        self._names[name] = None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def made_bindings(bindings: Mapping[str, ToolBinding]) -> Iterable[tuple[str, ToolBinding]]:
-    """Return the bindings that are made, by name: among them all of tools that yield, carry agents or keep few results."""
-    return bindings.made if type(bindings) is LateBindings else bindings.items()
 
 
 @runtime_checkable

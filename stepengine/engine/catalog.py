@@ -25,7 +25,7 @@ from stepengine.data.questions import Decision
 from stepengine.data.schemas import check_references
 from stepengine.data.server_tools import Programs
 from stepengine.data.sources import ToolSource
-from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding, made_bindings
+from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine import packages
 from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
@@ -35,7 +35,7 @@ from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.runtime.logs import log_once
 from stepengine.tooling.control import set_output_binding
-from stepengine.tooling.definition import LateTool, Tool, bindings_of, late_tools, name_of
+from stepengine.tooling.definition import Tool
 from stepengine.tooling.makers import MAKERS, line_for
 from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema, with_carried
 
@@ -124,7 +124,7 @@ class Agent:
         for agent in waiting:
             if id(agent) not in met:
                 met.add(id(agent))
-                runs = [binding.runs for _, binding in made_bindings(agent.tools) if type(binding.runs) is Yielding]
+                runs = [binding.runs for binding in agent.tools.values() if type(binding.runs) is Yielding]
                 found += [one.sandbox for one in runs if one.sandbox is not None]
                 waiting += [agent.child(key) for key in agent.spawnable]
         return found
@@ -166,17 +166,6 @@ class Agent:
         return instructions_note(self, None)
 
 
-def _built_in(given: Iterable[ToolLike]) -> Mapping[str, Tool]:
-    """
-    Return the tools that every run knows by name: late ones beside such.
-
-    Bindings of which some are late take a call more to be looked up, and where all are made they are a dictionary.
-    """
-    if any(isinstance(tool, LateTool) for tool in given):
-        return dict(zip(BUILT_IN, late_tools(BUILT_IN, BUILT_IN.values), strict=True))
-    return BUILT_IN
-
-
 class Catalog:
     """
     The agents and tools of one engine.
@@ -211,7 +200,7 @@ class Catalog:
         self._check_folders("the engine", self._tools.values())
         # Bound once for all agents, each of which has every tool of the engine: its handler may use it, also when its
         # model is not offered it.
-        self._bound = bindings_of({**_built_in(self._tools.values()), **self._tools})
+        self._bound = {name: tool.binding() for name, tool in {**BUILT_IN, **self._tools}.items()}
         # Empty while the family is checked, which looks into it for ids that are known already.
         self._agents: dict[str, Agent] = {}
         self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}
@@ -552,7 +541,7 @@ def _uses(
     """Return what each tool that yields carries, and add the tools among that to *tools*."""
     found: dict[str, Uses] = {}
     # The list grows while it is gone through: what a tool carries may yield and carry something in turn.
-    waiting = [name for name, binding in made_bindings(tools) if type(binding.runs) is Yielding]
+    waiting = [name for name, binding in tools.items() if type(binding.runs) is Yielding]
     for name in waiting:
         names: list[str] = []
         agents: dict[str, str] = {}
@@ -783,7 +772,7 @@ def _by_name(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
                 hint = f"; give it {line}" if line else "; a name stands in the tools of an agent"
             msg = f"{owner}: tools holds Tool objects, not {tool!r}{hint}"
             raise DefinitionError(msg)
-        name = name_of(tool)
+        name = tool.spec.name
         if name in named:
             msg = f"{owner}: two tools are called {name!r}; names are unique"
             raise DefinitionError(msg)

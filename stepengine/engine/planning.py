@@ -29,7 +29,7 @@ from stepengine.data.json import JsonDict, JsonValue, freeze, text_of
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo, suspended_at
-from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding, made_bindings
+from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note, remove_notes
 from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
@@ -512,7 +512,7 @@ def _is_of_tool(parent: RunPlan, effect: Spawn) -> bool:
 
 def _carried_agent(parent: RunPlan, effect: Spawn) -> AgentDefinition | None:
     """Return the agent that a tool of the parent carries under the id that came without it, as to another process."""
-    for _, binding in made_bindings(parent.tools):
+    for binding in parent.tools.values():
         for agent in binding.runs.agents if isinstance(binding.runs, Spawning | Driving) else ():
             if normalised_id(agent.id) == normalised_id(effect.agent_id):
                 return cast("AgentDefinition", agent)

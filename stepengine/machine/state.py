@@ -24,7 +24,7 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import BodyEnd, Failure, Gathered, SetOutput, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState
-from stepengine.data.tools import RECALL_HISTORY, ToolBinding, ToolLike, ToolSpec, made_bindings
+from stepengine.data.tools import RECALL_HISTORY, ToolBinding, ToolLike, ToolSpec
 from stepengine.data.usage import Usage
 from stepengine.errors import (
     BadYield,
@@ -199,7 +199,7 @@ class RunState:
         self._start = state
         # The body of a tool has no conversation of its own: what it sees is its caller's, so nothing expires in it.
         is_body = self.plan.body is not None
-        shown = () if is_body else made_bindings(self.bindings)
+        shown = () if is_body else self.bindings.items()
         keeps = {name: binding.spec.ephemeral for name, binding in shown if binding.spec.ephemeral is not None}
         recalled = RECALL_HISTORY in self.offered
         self.history = RunHistory(

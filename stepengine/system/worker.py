@@ -23,11 +23,10 @@ import struct
 import subprocess
 import sys
 import threading
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
 READY = b"stepengine worker 1\n"
 LENGTHS = struct.Struct(">II")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from copy import copy
-from functools import cache, partial
 from typing import Any, Generic, Protocol, TypedDict, cast, get_origin
 
 import attrs
@@ -21,7 +20,6 @@ from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.names import bound
 from stepengine.data.tools import (
-    LateBindings,
     Ordinary,
     Runs,
     ToolAnnotations,
@@ -43,15 +41,11 @@ from stepengine.tooling.signatures import FunctionBody, Signature, body_of
 
 __all__ = (
     "Inputs",
-    "LateTool",
     "Tool",
     "ToolOptions",
     "ToolPreview",
-    "bindings_of",
     "check_name",
     "decode_result",
-    "late_tools",
-    "name_of",
 )
 
 P = ParamSpec("P", default=...)
@@ -415,92 +409,6 @@ class Tool(Generic[P, R]):
         if self.body.is_generator:
             return f"`Walk({name}, params={{...}})` (from stepengine.testing)"
         return f"`{name}.fn(...)`"
-
-
-class LateTool(Tool[P, R]):
-    """
-    A bundled tool that is made when something of it is asked for but its name and where it works; then it is a ``Tool``.
-
-    Most runs use few of the tools that they are given, and to make one takes pydantic and as long as twenty steps. What could be
-    wrong with it has been checked by whoever gives *make*, and it runs as usual and keeps all of its results.
-
-    Args:
-        name: The tool's name.
-        make: Makes the tool.
-    """
-
-    def __init__(self, name: str, make: Callable[[], Tool[P, R]]) -> None:
-        self._known = name
-        self._make = make
-        self.folder = None
-
-    @property
-    def name(self) -> str:
-        """The tool's name."""
-        return self._known
-
-    @property
-    def spec(self) -> ToolSpec:  # type: ignore[override]  # settable in a tool that is made, which this becomes
-        """What is known of the tool without running it."""
-        return _made(self).spec
-
-    def binding(self) -> ToolBinding:
-        """Return the tool as the machine knows it."""
-        return _made(self).binding()
-
-    def __getattr__(self, name: str) -> Any:
-        # Of what a tool is made of, and nothing else: protocols ask for names that no tool has.
-        if name in MADE_OF:
-            return getattr(_made(self), name)
-        msg = f"{self!r} has no attribute {name!r}"
-        raise AttributeError(msg, name=name, obj=self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # A copy is of the tool that this becomes: one of what makes it would make another one.
-        return _made(self).__reduce_ex__(protocol)
-
-    def __repr__(self) -> str:
-        return f"Tool({self._known!r})"
-
-
-def _made(tool: Tool[P, R]) -> Tool[P, R]:
-    """Return *tool*, made: also for who asks a method of a late one, and another thread has had it made meanwhile."""
-    if isinstance(tool, LateTool):
-        made, folder = _made(tool._make()), tool.folder
-        vars(tool).update(vars(made), folder=folder)
-        tool.__class__ = Tool  # type: ignore[assignment]
-    return tool
-
-
-MADE_OF = {"_binding", "_preview", "_signature", "body", "deferred", "in_thread", "returns", "runs_inline"}
-"""The attributes of a tool that is made, those apart that a late one has."""
-
-
-def late_tools(names: Iterable[str], make: Callable[[], Iterable[Tool]]) -> list[Tool]:
-    """Return tools of these names, all of which *make* makes when something of one of them is asked for."""
-
-    @cache
-    def by_name() -> dict[str, Tool]:
-        return {tool.name: tool for tool in make()}
-
-    return [LateTool(name, partial(_of_name, by_name, name)) for name in names]
-
-
-def _of_name(made: Callable[[], Mapping[str, Tool]], name: str) -> Tool:
-    return made()[name]
-
-
-def name_of(tool: ToolLike) -> str:
-    """Return the name of a tool, which is not made for that."""
-    return tool.name if isinstance(tool, Tool) else tool.spec.name
-
-
-def bindings_of(tools: Mapping[str, ToolLike]) -> dict[str, ToolBinding]:
-    """Return the bindings of *tools* by name; those that are late stay so."""
-    made = {name: tool.binding() for name, tool in tools.items() if not isinstance(tool, LateTool)}
-    if len(made) == len(tools):
-        return made
-    return LateBindings(tools, made, {name: tool.binding for name, tool in tools.items() if name not in made})
 
 
 def in_sandbox(

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from stepengine.data.definition import AgentDefinition, parts_of_id
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.schemas import nest_schema
 from stepengine.data.state import ChildResult, RunStatus
-from stepengine.data.tools import Action, ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
+from stepengine.data.tools import ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
 from stepengine.tooling.arguments import without_titles
 from stepengine.tooling.control import ALIASES, ask_user_tool, checked, control_tools_by_name, finder_tool, lookup_tool
-from stepengine.tooling.definition import LateTool, Tool, check_name
+from stepengine.tooling.definition import Tool, check_name
 from stepengine.tooling.repair import repairer
 from stepengine.tooling.schemas import STRING, JsonSchema, described, object_schema, validator
 
@@ -161,9 +161,7 @@ def direct_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
 def carried_by(tools: Iterable[object]) -> list[AgentDefinition]:
     """Return the agents that tools such as ``task``, and those that yield, carry; whoever has the tool may run them."""
     found: list[AgentDefinition] = []
-    # A late one carries nothing, and would be made by being asked.
-    made = [tool for tool in tools if not isinstance(tool, LateTool) and isinstance(tool, ToolLike)]
-    for tool in with_carried(made):
+    for tool in with_carried([tool for tool in tools if isinstance(tool, ToolLike)]):
         way = tool.binding().runs
         if isinstance(way, Spawning):
             found += way.agents
@@ -180,8 +178,6 @@ def with_carried(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
             continue
         met.add(id(tool))
         yield tool
-        if isinstance(tool, LateTool):
-            continue
         runs = tool.binding().runs
         if isinstance(runs, Yielding):
             waiting += [used for used in runs.uses if isinstance(used, ToolLike)]
@@ -414,29 +410,15 @@ def _spawn_agent_inline() -> Tool:
     return checked(spec, Spawning(lambda value: [_child_entry(value)], _inline_result, is_inline=True))
 
 
-@functools.cache
-def _built_in() -> Mapping[str, Tool]:
-    others = (lookup_tool(), finder_tool(), ask_user_tool(), _spawn_agents(), _spawn_agent_inline())
-    return {**control_tools_by_name(), **{tool.name: tool for tool in others}}
-
-
-class _BuiltIn(Mapping[str, Tool]):
-    """Knows the names of tools, and makes all of them when one is asked for: that takes 2 ms, and few processes use any."""
-
-    NAMES = (*get_args(Action), "ask_user", "spawn_agents", "spawn_agent_inline")
-
-    def __getitem__(self, name: str) -> Tool:
-        return _built_in()[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.NAMES
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.NAMES)
-
-    def __len__(self) -> int:
-        return len(self.NAMES)
-
-
-BUILT_IN: Mapping[str, Tool] = _BuiltIn()
+BUILT_IN: Mapping[str, Tool] = {
+    tool.name: tool
+    for tool in (
+        *control_tools_by_name().values(),
+        lookup_tool(),
+        finder_tool(),
+        ask_user_tool(),
+        _spawn_agents(),
+        _spawn_agent_inline(),
+    )
+}
 """The tools that every run knows by name, whether its agent was given them or not: handlers may always use them."""

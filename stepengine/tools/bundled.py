@@ -12,13 +12,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeAlias
 
 import attrs
 from attrs import frozen
 
-from stepengine.data.tools import RECALL_HISTORY
 from stepengine.errors import DefinitionError
 from stepengine.system.path_policy import PathPolicy
 from stepengine.system.workspace import Workspace
@@ -100,16 +98,14 @@ class FileTools(PathPolicy):
             msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
             raise DefinitionError(msg)
         from stepengine.system.root import Root
-        from stepengine.tooling.definition import late_tools
 
         _check_lent(root, buffers=self.buffers)
         held = Root(root, self)
-        writes = ("write_file", "str_replace", *(["delete_file"] if self.delete else []))
         return [
-            *late_tools(("read_files", "list_directory"), partial(self._reading, held)),
-            *late_tools(("read_subtree",), partial(_subtree, held)),
-            *(late_tools(writes, partial(self._writing, held)) if self.write else ()),
-            *(late_tools(PROPOSING, partial(self._proposing, held)) if self.propose else ()),
+            *self._reading(held),
+            *_subtree(held),
+            *(self._writing(held) if self.write else ()),
+            *(self._proposing(held) if self.propose else ()),
         ]
 
     def _reading(self, root: Root) -> list[Tool]:
@@ -157,9 +153,8 @@ class SearchTools(PathPolicy):
     def below(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         from stepengine.system.root import Root
-        from stepengine.tooling.definition import late_tools
 
-        return late_tools(SEARCHING, partial(self._searching, Root(root, self)))
+        return self._searching(Root(root, self))
 
     def _searching(self, root: Root) -> list[Tool]:
         from stepengine.tools.search.tools import searching_tools
@@ -418,9 +413,7 @@ def change_hook_tools(
 
 def followup_tools() -> list[Tool]:
     """Return ``suggest_followups``, by which a model suggests to the user what could be asked next, as an event."""
-    from stepengine.tooling.definition import late_tools
-
-    return late_tools(("suggest_followups",), _followups)
+    return _followups()
 
 
 def _followups() -> list[Tool]:
@@ -436,9 +429,7 @@ def recall_history_tool() -> Tool:
     Its agent's runs keep what is left out: ``AgentState.left_out`` holds it, and so does a stored session. Whoever may not read
     what was once said gives an agent no such tool.
     """
-    from stepengine.tooling.definition import late_tools
-
-    (made,) = late_tools((RECALL_HISTORY,), _recalling)
+    (made,) = _recalling()
     return made
 
 
