@@ -3,7 +3,7 @@ Measures journals (W4) in a fresh process: ``python -m benchmarks.replay_worker 
 
 KIND ``journal``: CPU microseconds per step of one run of N steps without a journal, with each kind of journal, and repeated
 from its journal; in a file also while the process knows five keys; with the file's syncs and the CPU of reading it; and the floors
-of these, with what a journal adds to a step here and there. KIND ``growth``: the same of a very long run, once, without a journal and with each kind that is kept. KIND ``resume``:
+of these. KIND ``growth``: the same of a very long run, once, without a journal and with each kind that is kept. KIND ``resume``:
 CPU seconds of resuming a journal of N records whose last effects are missing.
 """
 
@@ -32,9 +32,6 @@ LONG = 5_000
 """Steps from which a run onto a disk is measured once."""
 
 RECORDS_PER_STEP = 4
-ADDS = {"memory": "floor, memory", "file, to the system": "floor, file"}
-"""Journals, and the floor of each."""
-
 SYNCS = ("fsync", "fdatasync")
 
 
@@ -136,9 +133,6 @@ def journal(steps: int) -> dict[str, Any]:
         (Path(name) / "keys").mkdir()
         kind, make = "file, to the system", journals(Path(name) / "keys")["file, to the system"]
         found[f"{kind}, five keys"] = best_of(steps, lambda: engine.run("adder", "add", journal=make()))
-    for kind, floor in ADDS.items():
-        found[f"adds, {kind}"] = found[kind] - found["no journal"]
-        found[f"adds, {floor}"] = found[floor] - found["floor, no journal"]
     return found
 
 
