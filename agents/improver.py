@@ -445,7 +445,7 @@ class Search:
         if not isinstance(given, Mapping) or given.get("part") not in now or "value" not in given:
             return self.refused("the reflecting model did not name a part and its new value")
         name, value = given["part"], given["value"]
-        if type(value) is not type(now[name]) and not (type(now[name]) is float and type(value) is int):
+        if type(value) is not type(now[name]) and not (isinstance(now[name], float) and type(value) is int):
             return self.refused(f"the reflecting model gave a {type(value).__name__} for {name}")
         if isinstance(value, str) and not 0 < len(value.strip()) <= max(LONGEST, len(str(self.plan.parts[name]))):
             return self.refused(

@@ -40,7 +40,7 @@ def placeholder(message: ToolMessage, mark: str, text: str) -> ToolResult:
 def is_placeholder(message: ToolMessage, mark: str) -> bool:
     """Return whether a result is a placeholder with this mark."""
     part = message.content[0] if len(message.content) == 1 else None
-    return type(part) is TextPart and part.provider_data is not None and mark in part.provider_data
+    return isinstance(part, TextPart) and part.provider_data is not None and mark in part.provider_data
 
 
 MARK = "masked"
@@ -118,20 +118,20 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
 
     def _count_message(self, left: Left, message: Message) -> Left:
         """Count what could still be masked, one message on."""
-        if type(message) is not ToolMessage or _tokens_saved(message) <= 0:
+        if not isinstance(message, ToolMessage) or _tokens_saved(message) <= 0:
             return left
         return Left(left.long + self._is_long(message), left.named + (message.tool_name in self.tools))
 
     def _passes(self, transcript: Transcript, target: int, room: int) -> Iterator[tuple[int, list[ToolMessage]]]:
         """Give the results to mask in passes, each with the size that makes it unnecessary."""
         newest = group_positions(transcript)[-1].start if transcript else 0
-        seen = [m for m in transcript[:newest] if type(m) is ToolMessage]
-        named = [m for m in transcript if type(m) is ToolMessage and m.tool_name in self.tools]
+        seen = [m for m in transcript[:newest] if isinstance(m, ToolMessage)]
+        named = [m for m in transcript if isinstance(m, ToolMessage) and m.tool_name in self.tools]
         kept = {m.tool_call_id for m in named[len(named) - self.keep_last :]} if self.keep_last else set()
         yield target, [m for m in seen if m.tool_name in self.tools and m.tool_call_id not in kept]
         yield target, [m for m in seen if self._is_long(m)]
         # Last, and against the room alone: these are results that the model asked for just now and has not read.
-        yield room, [m for m in transcript[newest:] if type(m) is ToolMessage and self._is_long(m)]
+        yield room, [m for m in transcript[newest:] if isinstance(m, ToolMessage) and self._is_long(m)]
 
     def _is_long(self, message: ToolMessage) -> bool:
         return len(message.text) > self.max_chars or any(

@@ -129,10 +129,10 @@ def group_positions(transcript: Transcript) -> list[range]:
     """Return the positions of what stays together: a user message, or an assistant message with the results of its calls."""
     groups: list[range] = []
     for index, message in enumerate(transcript):
-        if type(message) is ToolMessage:
+        if isinstance(message, ToolMessage):
             groups[-1] = range(groups[-1].start, index + 1)
         else:
-            assert type(message) in (UserMessage, AssistantMessage)  # noqa: S101 - a transcript holds nothing else
+            assert isinstance(message, (UserMessage, AssistantMessage))  # noqa: S101 - a transcript holds nothing else
             groups.append(range(index, index + 1))
     return groups
 
@@ -141,7 +141,7 @@ def last_tagged(transcript: Transcript, tag: str) -> int | None:
     """Return the position of the last user message with *tag*, or ``None``."""
     for index in range(len(transcript) - 1, -1, -1):
         message = transcript[index]
-        if type(message) is UserMessage and tag in message.tags:
+        if isinstance(message, UserMessage) and tag in message.tags:
             return index
     return None
 

@@ -118,8 +118,8 @@ def _entries_in(message: UserMessage) -> list[RememberedMessage]:
     """Return the entries that a summary message holds."""
     entries = []
     for part in message.content:
-        data = part.provider_data if type(part) is TextPart else None
-        if type(part) is TextPart and data and data.get("provider") == "stepengine" and "entry" in data:
+        data = part.provider_data if isinstance(part, TextPart) else None
+        if isinstance(part, TextPart) and data and data.get("provider") == "stepengine" and "entry" in data:
             entries.append(RememberedMessage(data["entry"], part.text.removeprefix(SEPARATOR), bool(data.get("live"))))
     return entries
 
@@ -129,7 +129,7 @@ def entry_of(
 ) -> RememberedMessage | None:
     """Return what is remembered of a message, ``None`` for nothing; *calls* has the call of a result by its id."""
     if isinstance(message, UserMessage):
-        text, images = message.text.strip(), sum(type(p) is ImagePart for p in message.content)
+        text, images = message.text.strip(), sum(isinstance(p, ImagePart) for p in message.content)
         note = f" (with {images} image{'s' if images > 1 else ''})" if images else ""
         speaker = "[EARLIER SUMMARY]" if SUMMARY_TAGS.intersection(message.tags) else "[USER]"
         return RememberedMessage("user", f"{speaker}{note}\n{cut(text, caps.user)}") if text else None
@@ -158,10 +158,10 @@ def remembered(
     images: tuple[ImagePart, ...] = ()
     calls: dict[str, ToolCallPart] = {}
     for message in messages:
-        if type(message) is AssistantMessage:
+        if isinstance(message, AssistantMessage):
             calls = {call.tool_call_id: call for call in message.tool_calls}
-        if type(message) is UserMessage:
-            images = tuple([p for p in message.content if type(p) is ImagePart]) or images
+        if isinstance(message, UserMessage):
+            images = tuple([p for p in message.content if isinstance(p, ImagePart)]) or images
             if SUMMARY_TAG in message.tags and (stored := _entries_in(message)):
                 entries += stored if keeps_mark else [entry._replace(live=False) for entry in stored]
                 continue
@@ -454,11 +454,11 @@ class Scene(NamedTuple):
 
 
 def _is_silent(message: Message) -> bool:
-    return type(message) is UserMessage and not SILENT_TAGS.isdisjoint(message.tags)
+    return isinstance(message, UserMessage) and not SILENT_TAGS.isdisjoint(message.tags)
 
 
 def _is_work(message: Message) -> bool:
-    return type(message) is not UserMessage or (SILENT_TAGS | SUMMARY_TAGS).isdisjoint(message.tags)
+    return not isinstance(message, UserMessage) or (SILENT_TAGS | SUMMARY_TAGS).isdisjoint(message.tags)
 
 
 def _scene(transcript: Transcript) -> Scene:
@@ -559,7 +559,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         at = last_tagged(transcript, "USER_PROMPT")
         if at is None or any(map(_is_work, transcript[at + 1 :])):
             return False
-        return any(type(message) is AssistantMessage for message in transcript[:at])
+        return any(isinstance(message, AssistantMessage) for message in transcript[:at])
 
     def summarised(self, transcript: Transcript, limits: ContextLimits) -> Transcript | None:
         """Return *transcript* pruned whatever its size, or ``None`` when that would not make it smaller."""

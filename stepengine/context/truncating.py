@@ -31,7 +31,7 @@ def _gap_tokens() -> int:
 
 
 def _is_gap(message: Message) -> bool:
-    return type(message) is UserMessage and GAP_TAG in message.tags
+    return isinstance(message, UserMessage) and GAP_TAG in message.tags
 
 
 @frozen
@@ -90,7 +90,7 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         """Return the positions of the messages that are never left out."""
         # The first user message says what the work is, and the latest what was asked for last. A note of an earlier
         # pruning is a user message by its form, and must be neither.
-        users = [i for i, m in enumerate(transcript) if type(m) is UserMessage and not _is_gap(m)]
+        users = [i for i, m in enumerate(transcript) if isinstance(m, UserMessage) and not _is_gap(m)]
         flagged = [i for i in users if set(self.keep_tags).intersection(transcript[i].tags)]  # type: ignore[union-attr]
         current = [last_tagged(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT")]
         return frozenset([*users[:1], *users[-1:], *flagged, *[i for i in current if i is not None]])

@@ -90,7 +90,7 @@ def named_fields(cls: type[T]) -> type[T]:
 
 def written(value: object) -> str:
     """Return *value* as its author wrote it, if that is short, else what it is."""
-    if type(value) in (dict, list, tuple, set):
+    if isinstance(value, (dict, list, tuple, set)):
         text = repr(value)
         return text if len(text) <= SHOWN else shown(value)
     return f"the class {value.__name__}" if isinstance(value, type) else shown(value)

@@ -402,7 +402,7 @@ def _or_none(codec: _Codec) -> _Codec:
 def _encode_any(value: object) -> object:
     if is_stored(type(value)):
         return _encode_object(value)
-    if type(value) is tuple and all(is_stored(type(v)) for v in value):
+    if isinstance(value, tuple) and all(is_stored(type(v)) for v in value):
         return {"type": "tuple", "items": _ITEMS.encode(value)}
     return {"type": "json", "value": _RAW.encode(value)}
 

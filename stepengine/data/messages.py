@@ -284,7 +284,7 @@ def parts_of(content: object, allowed: frozenset[type], where: str) -> tuple[Any
     Raises:
         DataError: for anything else, naming *where* it was to stand.
     """
-    if type(content) is tuple and allowed.issuperset(map(type, content)):
+    if isinstance(content, tuple) and allowed.issuperset(map(type, content)):
         return content
     if isinstance(content, str):
         return (TextPart(content),) if content else ()
@@ -303,19 +303,19 @@ def parts_of(content: object, allowed: frozenset[type], where: str) -> tuple[Any
 
 def strings(value: str | Iterable[str]) -> tuple[str, ...]:
     """Turn one string or several into a tuple of them."""
-    if type(value) is tuple:
+    if isinstance(value, tuple):
         return value
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def tuple_of(value: Iterable[object]) -> tuple[Any, ...]:
     """Turn several values into a tuple of them."""
-    return value if type(value) is tuple else tuple(value)
+    return value if isinstance(value, tuple) else tuple(value)
 
 
 def joined_text(parts: tuple[Any, ...]) -> str:
     """Return the text and refusal parts of *parts* joined, JSON parts as compact JSON, references to tools as lines."""
-    if len(parts) == 1 and type(parts[0]) is TextPart:
+    if len(parts) == 1 and isinstance(parts[0], TextPart):
         return parts[0].text
     texts = []
     for part in parts:
@@ -542,12 +542,12 @@ class AssistantMessage:
     @property
     def tool_calls(self) -> tuple[ToolCallPart, ...]:
         """The tool call parts in order."""
-        return tuple([p for p in self.content if type(p) is ToolCallPart])
+        return tuple([p for p in self.content if isinstance(p, ToolCallPart)])
 
     @property
     def thinking(self) -> tuple[str, ...]:
         """The non-empty thinking texts in order."""
-        return tuple([p.text for p in self.content if type(p) is ThinkingPart and p.text])
+        return tuple([p.text for p in self.content if isinstance(p, ThinkingPart) and p.text])
 
 
 @frozen(weakref_slot=False)

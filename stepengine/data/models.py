@@ -163,7 +163,7 @@ class Thinking:
 
 THINKING = an_instance(Thinking, 'Thinking("high")')
 STOPS = Fine(
-    lambda value: type(value) is tuple and all(isinstance(text, str) for text in value), "a text or a list of texts"
+    lambda value: isinstance(value, tuple) and all(isinstance(text, str) for text in value), "a text or a list of texts"
 )
 
 
@@ -209,7 +209,7 @@ SAFETY = Fine(
     "words by category, such as {'harassment': 'only_high'}",
 )
 SERVER_TOOLS = Fine(
-    lambda value: type(value) is tuple and all(isinstance(item, ServerTool) for item in value),
+    lambda value: isinstance(value, tuple) and all(isinstance(item, ServerTool) for item in value),
     "a list of WebSearch, UrlContext, CodeExecution, FileSearch and Programs",
 )
 
@@ -339,7 +339,7 @@ def _stop_reason(self: Any) -> StopReason:
 
 
 def _as_stop_reason(value: str) -> StopReason:
-    return value if type(value) is StopReason else StopReason(value)
+    return value if isinstance(value, StopReason) else StopReason(value)
 
 
 @frozen(weakref_slot=False)
@@ -382,7 +382,7 @@ class ModelReply:
     @property
     def tool_calls(self) -> tuple[ToolCallPart, ...]:
         """The tool call parts in order."""
-        return tuple([p for p in self.content if type(p) is ToolCallPart])
+        return tuple([p for p in self.content if isinstance(p, ToolCallPart)])
 
 
 @frozen

@@ -144,10 +144,10 @@ Single: TypeAlias = Value | Failure | Stop
 
 def was_given_up(outcome: Single) -> bool:
     """Return whether a member of a race did not come to its own end: it lost, or was stopped."""
-    if type(outcome) is Value:
+    if isinstance(outcome, Value):
         value = outcome.value
         return isinstance(value, ChildResult | ToolResult) and value.status == "cancelled"
-    return type(outcome) is Stop or isinstance(getattr(outcome, "error", None), RaceLost)
+    return isinstance(outcome, Stop) or isinstance(getattr(outcome, "error", None), RaceLost)
 
 
 def first_of(outcomes: Sequence[Single]) -> int:

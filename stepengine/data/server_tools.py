@@ -31,7 +31,7 @@ def _place(value: Mapping[str, object] | None) -> JsonDict | None:
 
 
 def _is_texts(value: object) -> bool:
-    return type(value) is tuple and all(isinstance(text, str) and text for text in value)
+    return isinstance(value, tuple) and all(isinstance(text, str) and text for text in value)
 
 
 def _is_place(value: Any) -> bool:

@@ -43,7 +43,7 @@ OWN_CALL_ID = re.compile(r"c([0-9]{1,9})")
 
 
 def _specs(value: Mapping[str, ToolSpec]) -> JsonDict:
-    return value if type(value) is JsonDict else JsonDict(value)
+    return value if isinstance(value, JsonDict) else JsonDict(value)
 
 
 def _record(self: Any) -> Transcript:
@@ -126,7 +126,7 @@ class AgentState:
             TranscriptError: when calls and results do not pair.
         """
         history = Transcript(messages)
-        taken = [OWN_CALL_ID.fullmatch(m.tool_call_id) for m in history if type(m) is ToolMessage]
+        taken = [OWN_CALL_ID.fullmatch(m.tool_call_id) for m in history if isinstance(m, ToolMessage)]
         next_call = 1 + max([int(match[1]) for match in taken if match], default=0)
         return cls(message_history=history, next_call=next_call, **fields)
 
@@ -181,10 +181,10 @@ def suspended_at(record: Sequence[Message]) -> int | None:
     Only people may have said something after it.
     """
     at = len(record) - 1
-    while at >= 0 and type(record[at]) is UserMessage:
+    while at >= 0 and isinstance(record[at], UserMessage):
         at -= 1
     waits = False
-    while at >= 0 and type(record[at]) is ToolMessage:
+    while at >= 0 and isinstance(record[at], ToolMessage):
         waits = waits or record[at].status == "pending"  # type: ignore[union-attr]
         at -= 1
     return at if waits else None

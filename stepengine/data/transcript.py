@@ -50,7 +50,7 @@ class _Buffer:
         # cost more than the append.
         self.free = [len(items)]
         if calls is None:
-            calls = {m.tool_call_id: i for i, m in enumerate(items) if type(m) is ToolMessage}
+            calls = {m.tool_call_id: i for i, m in enumerate(items) if isinstance(m, ToolMessage)}
         self.calls = calls
         self.memos: dict[Any, list[Any]] = {}
         self.folds: dict[Any, list[Any]] = {}
@@ -219,7 +219,7 @@ class Transcript(Sequence[Message]):
             TypeError: when a handler throws the result away: nothing has changed then.
         """
         _refuse_to_be_dropped("extend")
-        added = messages if type(messages) is tuple else tuple(messages)
+        added = messages if isinstance(messages, tuple) else tuple(messages)
         if not added:
             return self
         buffer, length = self._buffer, self._length
@@ -234,7 +234,7 @@ class Transcript(Sequence[Message]):
             buffer.calls[answered] = length + 1
         else:
             for index, message in enumerate(added, length):
-                if type(message) is ToolMessage:
+                if isinstance(message, ToolMessage):
                     buffer.calls[message.tool_call_id] = index
         buffer.items.extend(added)
         longer = length + len(added)
@@ -395,11 +395,11 @@ def _one_call(added: Sequence[Message], known: Mapping[str, int], length: int) -
     if len(added) != 2:  # noqa: PLR2004 - a message and a result
         return ""
     message, result = added
-    if type(message) is not AssistantMessage or type(result) is not ToolMessage or len(message.content) != 1:
+    if not isinstance(message, AssistantMessage) or not isinstance(result, ToolMessage) or len(message.content) != 1:
         return ""
     (call,) = message.content
     call_id = result.tool_call_id
-    if type(call) is not ToolCallPart or call.tool_call_id != call_id:
+    if not isinstance(call, ToolCallPart) or call.tool_call_id != call_id:
         return ""
     return call_id if known.get(call_id, length) >= length else ""
 
@@ -417,7 +417,7 @@ def _check(added: Sequence[Message], known: Mapping[str, int], length: int) -> N
         elif waiting:
             _raise_waiting(waiting)
         elif kind is AssistantMessage:
-            waiting = [p for p in message.content if type(p) is ToolCallPart]
+            waiting = [p for p in message.content if isinstance(p, ToolCallPart)]
             for call in waiting:
                 _check_id(call, known, length, fresh)
             waiting.reverse()

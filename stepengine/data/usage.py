@@ -53,7 +53,7 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        if type(other) is not Usage:
+        if not isinstance(other, Usage):
             return NotImplemented
         return Usage(
             self.input_tokens + other.input_tokens,
@@ -72,7 +72,7 @@ def add_cost(a: Decimal | None, b: Decimal | None) -> Decimal | None:
 
 
 def _mapping(value: Any) -> JsonDict:
-    return value if type(value) is JsonDict else JsonDict(value)
+    return value if isinstance(value, JsonDict) else JsonDict(value)
 
 
 @frozen(weakref_slot=False)
@@ -110,7 +110,7 @@ class Spending:
         return JsonDict(_costs(self.by_model, self.model_costs))
 
     def __add__(self, other: Spending) -> Spending:
-        if type(other) is not Spending:
+        if not isinstance(other, Spending):
             return NotImplemented
         by_agent, agent_costs = _sums(self.by_agent, self.agent_costs, other.by_agent, other.agent_costs)
         by_model, model_costs = _sums(self.by_model, self.model_costs, other.by_model, other.model_costs)

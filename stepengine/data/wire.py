@@ -95,7 +95,7 @@ def read_history(messages: Iterable[object]) -> ImportedHistory:
                 found.extend(_read(message, names))
         except DataError as error:
             raise within(error, f"[{index}]") from None
-        if found and type(found[-1]) is AssistantMessage:
+        if found and isinstance(found[-1], AssistantMessage):
             names.update({c.tool_call_id: c.tool_name for c in found[-1].tool_calls})
     return ImportedHistory("\n\n".join(system), Transcript(found))
 

@@ -132,7 +132,7 @@ def tool_name_of(tool: str | ToolLike) -> str:
 
 
 def _input(value: Mapping[str, object]) -> JsonDict:
-    if type(value) is dict or isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return freeze_object(
             {**value, "messages": _store_messages(value["messages"])} if "messages" in value else value
         )
@@ -837,7 +837,7 @@ MODEL = fine(
 )
 SETTINGS = fine(or_none(an_instance(ModelSettings, "ModelSettings(temperature=0)")), BadYield)
 SPECS = Fine(
-    lambda value: type(value) is tuple and all(isinstance(spec, ToolSpec) for spec in value),
+    lambda value: isinstance(value, tuple) and all(isinstance(spec, ToolSpec) for spec in value),
     "a list of ToolSpec objects such as state.tool_definitions.values()",
 )
 
@@ -888,7 +888,7 @@ class StepResult:
     def text(self) -> str:
         """What the newest assistant message says, without thoughts and outer blanks; ``""`` for calls alone or none."""
         history = reversed(self.agent_state.message_history)
-        return next((m.said.strip() for m in history if type(m) is AssistantMessage), "")
+        return next((m.said.strip() for m in history if isinstance(m, AssistantMessage)), "")
 
     def __repr__(self) -> str:
         """Return one line: it stands in the message where somebody hands it on in place of what ``yield from`` gives."""
@@ -902,7 +902,7 @@ class StepResult:
     if not TYPE_CHECKING:  # type checkers know the fields, and find comparisons that are always false, by themselves
 
         def __eq__(self, other: object) -> object:
-            if type(other) is StepResult:
+            if isinstance(other, StepResult):
                 return self is other or _fields(self) == _fields(other)
             if isinstance(other, ANSWERS):
                 msg = f"a StepResult is never equal to {_kind_of(other)}; {YIELD_FROM}"

@@ -104,9 +104,9 @@ class HeardMessages:
 
     def taken_by(self, outcome: Single) -> dict[str, Any]:
         """Return what the record of an outcome says of the messages that it took along, and of those that did not fit."""
-        inputs = () if type(outcome) is Stop else outcome.inputs  # type: ignore[union-attr]
+        inputs = () if isinstance(outcome, Stop) else outcome.inputs
         keys = [self._waiting.pop(id(message))[0] for message in inputs if id(message) in self._waiting]
-        if type(outcome) is Value and isinstance(outcome.value, Received):
+        if isinstance(outcome, Value) and isinstance(outcome.value, Received):
             keys += self._key_for_record(outcome.value.id)
         keys += self._refused
         self._refused = []

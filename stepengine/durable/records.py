@@ -296,8 +296,8 @@ def driven(launcher: Launcher, played: Played) -> EngineRun:
 def _drop_unbegun(journal: Journal, archive: Archive) -> None:
     """Leave out effects at the end that had not begun: in a journal, what was begun and has no result may have happened."""
     records = journal.records()
-    results = {(record.path, record.seq) for record in records if type(record) is Result}
-    intents = [record for record in records if type(record) is Intent]
+    results = {(record.path, record.seq) for record in records if isinstance(record, Result)}
+    intents = [record for record in records if isinstance(record, Intent)]
     paths = {record.path for record in intents}
     last: dict[str, int] = {}
     for record in intents:
@@ -309,7 +309,7 @@ def _drop_unbegun(journal: Journal, archive: Archive) -> None:
         # Of effects that run at once, a later one may be recorded first; a journal has no gaps.
         return record.seq <= last.get(record.path, -1)
 
-    kept = [record for record in records if type(record) is not Intent or has_begun(record)]
+    kept = [record for record in records if not isinstance(record, Intent) or has_begun(record)]
     if len(kept) < len(records):
         journal.replace(kept)
 
@@ -401,7 +401,7 @@ class Played:
     def _divergence_at(self, item: Item, entry: EffectRecord) -> ReplayDivergence:
         where = shown_address(item.path, item.effect.seq)
         form = describe(item)
-        now = "model" if type(form) is CallModel else str(form["type"])  # type: ignore[index]
+        now = "model" if isinstance(form, CallModel) else str(form["type"])
         msg = (
             f"the run {self._archive.order.root!r} does something else at {where} than is recorded: "
             f"{entry.kind}:{entry.fp} is recorded, and {now}:{self._prints.of(form)} is asked for"
@@ -485,7 +485,7 @@ class _Player:
         """Compare with the record."""
         for item in batch:
             self._played.meet(item)
-        asked = [item for item in batch if type(item.effect) is AskPerson and not self._played.is_begun(item)]
+        asked = [item for item in batch if isinstance(item.effect, AskPerson) and not self._played.is_begun(item)]
         return self._inner.begin(batch) if self._played.coming is None or not asked else self._begin_open(batch, asked)
 
     async def _begin_open(self, batch: Sequence[Item], asked: Sequence[Item]) -> None:
@@ -498,14 +498,14 @@ class _Player:
 
     async def perform(self, item: Item, io: IO) -> Single:
         """Give the recorded outcome; a child, and the body of a tool, is driven over its own records."""
-        if type(item.effect) is RunInBackground:
+        if isinstance(item.effect, RunInBackground):
             return await self._in_background(item, io)
         if type(item.effect) in RUNS and not getattr(item.effect, "is_background", False):
             return await self._driven(item, io)
         known = await self._coming(item)
         if known is None:
             return await self._stop_before(item, io)
-        if type(known) is Value and type(item.effect) in (Spawn, *OF_CHILDREN):
+        if isinstance(known, Value) and type(item.effect) in (Spawn, *OF_CHILDREN):
             return await self._about_children(item, io, known)
         for attempt in self._played.attempts(item):
             error = restored({"type": "failure", "error": attempt["error"]}).error
@@ -514,9 +514,9 @@ class _Player:
 
     async def _about_children(self, item: Item, io: IO, known: Value) -> Single:
         """Start a child in the background where it is recorded to have been, or give what is recorded of some that have ended here."""
-        if type(item.effect) is Spawn:
+        if isinstance(item.effect, Spawn):
             outcome = await self._inner.perform(item, io)
-            return attrs.evolve(outcome, at=known.at, inputs=known.inputs) if type(outcome) is Value else outcome
+            return attrs.evolve(outcome, at=known.at, inputs=known.inputs) if isinstance(outcome, Value) else outcome
         ended = await io.ends(item, known.value.done)
         if ended is None:
             return Stop("cancelled")
@@ -527,9 +527,9 @@ class _Player:
         if type(item.effect) in WAITS and not self._played.was_cut(item.path):
             io.stands(item)
             return Stop("suspended")
-        if type(item.effect) is AskPerson and not self._played.was_cut(item.path):
+        if isinstance(item.effect, AskPerson) and not self._played.was_cut(item.path):
             stopped = await self._inner.perform(item, io)
-            return stopped if type(stopped) is Stop else self._played.end_of(item.path)
+            return stopped if isinstance(stopped, Stop) else self._played.end_of(item.path)
         return self._played.end_of(item.path)
 
     async def _coming(self, item: Item) -> Single | None:
@@ -543,7 +543,7 @@ class _Player:
     async def _in_background(self, item: Item, io: IO) -> Single:
         """Drive a child in the background to the end of its record, and give its end the time at which it came."""
         outcome = await self._inner.perform(item, io)
-        if type(outcome) is not Value:
+        if not isinstance(outcome, Value):
             return outcome
         why, child = self._played.reason(item.path), outcome.value
         if why and child.status is RunStatus.CANCELLED:
@@ -555,18 +555,18 @@ class _Player:
         if known is not None and not _has_run(item, known):
             return known
         outcome = await self._inner.perform(item, io)
-        known = known if type(outcome) is Stop else await self._coming(item)
-        if type(known) is Stop:
+        known = known if isinstance(outcome, Stop) else await self._coming(item)
+        if isinstance(known, Stop):
             return attrs.evolve(known, body=getattr(outcome, "body", None))
-        if known is None or type(outcome) is Stop:
+        if known is None or isinstance(outcome, Stop):
             return outcome
-        return attrs.evolve(outcome, at=known.at, inputs=known.inputs)  # type: ignore[union-attr,arg-type]  # no Stop
+        return attrs.evolve(outcome, at=known.at, inputs=known.inputs)
 
 
 def _has_run(item: Item, known: Single) -> bool:
     """Return whether what an effect starts has run, as is recorded of its end: it was not refused before it began."""
-    if type(item.effect) is CallBody:
-        return type(known) is not Failure
+    if isinstance(item.effect, CallBody):
+        return not isinstance(known, Failure)
     child: object = getattr(known, "value", None)
     return isinstance(child, ChildResult) and bool(child.run_id)
 

@@ -514,14 +514,14 @@ class Steps:
         # same rules.
         form = describe(item)
         print_ = run.prints.of(form)
-        name = f"{MODEL if type(effect) is CallModel else kind_of_effect(cast('Any', form))}:{print_}"
+        name = f"{MODEL if isinstance(effect, CallModel) else kind_of_effect(cast('Any', form))}:{print_}"
         _check_possible(item)
         seeded = run.seed.outcomes.get((item.path, effect.seq))
         if seeded is not None:
             place = self._of_seed(item, name, seeded)
             if place is not None:
                 return place
-        if type(effect) is AskPerson:
+        if isinstance(effect, AskPerson):
             # How many places it draws follows from what is recorded, so everything before it is settled first.
             await self._look(drawn, item)
             return await self._asking(item, name, shown_address(item.path, effect.seq))
@@ -599,7 +599,7 @@ class Steps:
         async def asked() -> dict[str, Any]:
             outcome = await self._inner.perform(item, cast("IO", run.tree))
             run.is_live = True
-            if type(outcome) is not Stop:
+            if not isinstance(outcome, Stop):
                 form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
                 return form | run.heard.taken_by(outcome) | run.placed(item)
             if outcome.kind != "suspended":
@@ -627,7 +627,7 @@ class Steps:
         place = self._places.pop((item.path, item.effect.seq))
         if place.is_settled:
             return self._from_seed(item, cast("Mapping[str, object]", place.seeded))
-        if type(item.effect) is AskPerson:
+        if isinstance(item.effect, AskPerson):
             return self._wait_for_answers(item, place)
         if kind in WAITS or kind is EndRuns:
             return self._wait(item, io, place)
@@ -643,7 +643,7 @@ class Steps:
         outcome = _decode_outcome(form, shown_address(item.path, item.effect.seq))
         self._run.timing.came_by(outcome.at)
         self._run.was_replayed = True
-        child: object = outcome.value if type(outcome) is Value else None
+        child: object = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
             return outcome
         self._count(item, child.usage, child.cost, 0)
@@ -664,7 +664,7 @@ class Steps:
                 return outcome_form(seq, given_up(item, run.at()), run.redactor) | run.placed(item)
             # A model call has no intent. Whether an earlier execution has made it cannot be seen, only that there was
             # one; so the sums say `at_least` (durable:U43).
-            again = type(item.effect) is CallModel and place.is_early and await run.is_again()
+            again = isinstance(item.effect, CallModel) and place.is_early and await run.is_again()
             if place.is_doubtful:
                 error = UnknownOutcome(
                     "the process ended before what it did was recorded; it may or may not have happened"
@@ -676,12 +676,12 @@ class Steps:
             # under way takes one of its places (durable:U21).
             async with run.effects:
                 outcome = await self._inner.perform(
-                    item, Attempts((io, attempts, io.emit)) if type(item.effect) is CallModel else io
+                    item, Attempts((io, attempts, io.emit)) if isinstance(item.effect, CallModel) else io
                 )
             outcome = uncertain(outcome) if again else outcome
             # A spent limit is an outcome like any other and recorded, so that the same run ends the same way; every
             # other stop is of this execution alone.
-            if type(outcome) is Stop and outcome.kind != "limit":
+            if isinstance(outcome, Stop) and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             stamped = attrs.evolve(outcome, at=run.stamped(outcome.at))
             form = outcome_form(seq, stamped, run.redactor, attempts=attempts)
@@ -756,7 +756,7 @@ class Steps:
         finally:
             run.bodies.pop()
         run.check_going_on()
-        if type(outcome) is Stop and outcome.kind != "limit":
+        if isinstance(outcome, Stop) and outcome.kind != "limit":
             return outcome
         now = outcome_form(item.effect.seq, outcome, run.redactor)
 
@@ -846,7 +846,7 @@ class Steps:
                 return outcome_form(seq, given_up(item, run.at()), run.redactor) | run.placed(item)
             outcome = _unreachable(item) or await self._performed_elsewhere(item, io, ended)
             run.is_live = True
-            if type(outcome) is Stop and outcome.kind != "limit":
+            if isinstance(outcome, Stop) and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             at = run.stamped(outcome.at) if place.seeded is None else place.seeded["at"]
             form = outcome_form(seq, attrs.evolve(outcome, at=at), run.redactor)
@@ -862,7 +862,7 @@ class Steps:
             run.started += form["started"]
             self._count(item, body.spending.usage, body.spending.cost, form["started"])
             return _with_body(outcome, body)
-        child = outcome.value if type(outcome) is Value else None
+        child = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
             return outcome
         run.started += form.get("started", 0) + bool(child.run_id)
@@ -892,7 +892,7 @@ class Steps:
             if place.race is not None and await place.race.is_lost(item):
                 return outcome_form(effect.seq, given_up(item, run.at()), run.redactor) | run.placed(item)
             outcome = await self._inner.perform(item._replace(has_begun=True), io)
-            if type(outcome) is Stop and outcome.kind != "limit":
+            if isinstance(outcome, Stop) and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             found.append(outcome)
             form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
@@ -904,7 +904,7 @@ class Steps:
             outcome, _ = await self._record_outcome(item, place, act)
         finally:
             run.asking -= 1
-        if type(effect) not in OF_CHILDREN or type(outcome) is not Value:
+        if type(effect) not in OF_CHILDREN or not isinstance(outcome, Value):
             return outcome
         if found:
             return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=found[0].value.ended))  # type: ignore[union-attr]
@@ -912,7 +912,7 @@ class Steps:
 
     async def _with_ends(self, item: Item, outcome: Value, io: IO) -> Single:
         """Return a recorded outcome with how the children ended that it tells of, once that is known here, too."""
-        if type(item.effect) is EndRuns:
+        if isinstance(item.effect, EndRuns):
             cast("RunTree", self._run.tree).background.end(item.effect.children, item.effect.reason)
         ended = await io.ends(item, outcome.value.done)
         if ended is None:
@@ -953,7 +953,7 @@ class Steps:
             run.is_live = True
             outcome = await self._inner.perform(item, io)
             performed.append(outcome)
-            if type(outcome) is Stop and outcome.kind != "limit":
+            if isinstance(outcome, Stop) and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
             return form | run.heard.taken_by(outcome) | run.placed(item)
@@ -962,10 +962,10 @@ class Steps:
             # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent
             # knows nothing could be ended by nobody.
             outcome, _ = await self._record_outcome(item, place, act)
-        if not performed and type(outcome) is Value:
+        if not performed and isinstance(outcome, Value):
             # It is at work, or was; here it is only waited for.
             again = await self._inner.perform(item._replace(has_begun=True), io)
-            if type(again) is not Value:
+            if not isinstance(again, Value):
                 return again
         started.is_recorded.set_result(None)
         return outcome
@@ -985,7 +985,7 @@ class Steps:
             run.fatal = run.fatal or cast("ReplayDivergence", stopped.outcome.error)
             tree.root.stop(stopped.outcome)
             return stopped.outcome
-        child = outcome.value if type(outcome) is Value else None
+        child = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
             return outcome
         for rule in ended.get("rules", ()):
@@ -1258,12 +1258,12 @@ async def _cancel(dbos: Any, child: str, reason: str) -> None:
 def asked_by(item: Item, agent_id: str = "") -> Ancestor:
     """Return what stands for an effect on the way to the run that it starts, of the agent *agent_id*."""
     effect = cast("Spawn | CallBody", item.effect)
-    if type(effect) is CallBody:
+    if isinstance(effect, CallBody):
         return Ancestor(
             seq=effect.seq, agent_id=agent_id or item.plan.definition.id, tool_call_id=effect.tool_call_id, at=effect.at,
             tool_name=effect.tool_name, input=effect.input, source=effect.source, values=values_form(effect.values),
         )  # fmt: skip
-    spawn = cast("Spawn", effect)
+    spawn = effect
     return Ancestor(
         seq=spawn.seq, agent_id=agent_id, prompt=spawn.prompt, params=spawn.params,
         tool_call_id=spawn.tool_call_id, is_inline=spawn.is_inline, at=spawn.at, of=spawn.of,
@@ -1276,12 +1276,12 @@ def _is_here(item: Item) -> bool:
 
     Several at once are runs of their own, as children are: one run would number their steps in the order in which they end.
     """
-    return type(item.effect) is CallBody and item.gather is None
+    return isinstance(item.effect, CallBody) and item.gather is None
 
 
 def _is_background(item: Item) -> bool:
     """Return whether an effect starts a child in the background."""
-    return type(item.effect) is Spawn and item.effect.is_background
+    return isinstance(item.effect, Spawn) and item.effect.is_background
 
 
 def _check_possible(item: Item) -> None:
@@ -1291,7 +1291,7 @@ def _check_possible(item: Item) -> None:
     if is_deferred(item):
         msg = f"the result of {item.effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
         raise StepEngineError(msg)
-    if type(item.effect) is AskPerson and _race_of(item) is not None:
+    if isinstance(item.effect, AskPerson) and _race_of(item) is not None:
         msg = "a durable run asks nobody in a race: let a child ask, and race with that"
         raise StepEngineError(msg)
 
@@ -1309,21 +1309,21 @@ def _race_of(item: Item) -> tuple[int, int] | None:
 def _leaves_more(item: Item, form: Mapping[str, Any]) -> bool:
     """Return whether what an effect started left more than is recorded of its end in a journal."""
     effect = item.effect
-    if type(effect) is not CallBody:
-        return type(effect) is Spawn and effect.is_inline
+    if not isinstance(effect, CallBody):
+        return isinstance(effect, Spawn) and effect.is_inline
     # One that was cut off with its group would go on now; one that was refused never began.
     return "error" not in form and form["value"].get("status") != "cancelled"
 
 
 def _with_body(ended: Single, body: BodyEnd | None) -> Single:
     """Return how a call ended, with what the body leaves; one that failed before it began leaves nothing."""
-    return ended if type(ended) is Failure else attrs.evolve(cast("Value", ended), body=body)
+    return ended if isinstance(ended, Failure) else attrs.evolve(cast("Value", ended), body=body)
 
 
 def _unreachable(item: Item) -> Failure | None:
     """Return why the body of a tool cannot run elsewhere, if it cannot: nobody there knows what a source gave to this run."""
     effect = item.effect
-    if type(effect) is not CallBody or effect.tool_name in item.plan.planned_from.tools:
+    if not isinstance(effect, CallBody) or effect.tool_name in item.plan.planned_from.tools:
         return None
     msg = (
         f"the tool {effect.tool_name!r} yields, and came from a source of tools: in a durable run it is called alone, not together "
@@ -1335,7 +1335,7 @@ def _unreachable(item: Item) -> Failure | None:
 def _is_of_model(item: Item) -> bool:
     """Return whether a model asked for the run that an effect starts."""
     effect, body = item.effect, item.plan.body
-    if type(effect) is CallBody:
+    if isinstance(effect, CallBody):
         return effect.source == "model" if body is None else body.by_model
     return bool(cast("Spawn", effect).tool_call_id)
 
@@ -1371,7 +1371,7 @@ def _deadline(tree: RunTree, path: str) -> float | None:
 def inherited_state(effect: Leaf, plan: RunPlan) -> AgentState:
     """Return of a caller's state what its child, or the body of its tool, is started with, and nothing else of it."""
     # Only what is read there: a whole state holds the conversation twice, and each row of the database keeps it.
-    if type(effect) is CallBody:
+    if isinstance(effect, CallBody):
         caller = effect.state()
         names = (
             "run_id",

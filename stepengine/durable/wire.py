@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -274,13 +274,13 @@ def outcome_form(
     seq: int, outcome: Single, redactor: Redactor, *, attempts: Sequence[object] = (), writes: Sequence[object] = ()
 ) -> dict[str, Any]:
     """Return an outcome as it is stored, without known secrets; total, whatever the outcome holds."""
-    if type(outcome) is Stop:
+    if isinstance(outcome, Stop):
         error = error_form(outcome.error) if outcome.error is not None else None
         return {"seq": seq, "at": outcome.at, "stop": outcome.kind, "error": error}
-    if type(outcome) is Failure:
+    if isinstance(outcome, Failure):
         outcome = attrs.evolve(outcome, error=storable(outcome.error))
     try:
-        members = portable_form(outcome_members(cast("Value | Failure", outcome)))
+        members = portable_form(outcome_members(outcome))
     except DataError as error:
         msg = f"the effect happened, but its outcome cannot be stored: {error.message}"
         members = portable_form(outcome_members(Failure(StepEngineError(msg))))
@@ -306,7 +306,7 @@ def outcome_of_form(form: Mapping[str, Any]) -> Single:
 
 def uncertain(outcome: Single) -> Single:
     """Return the reply of a model that a crash may have asked before: what that used is unknown, not zero."""
-    if type(outcome) is not Value or not isinstance(outcome.value, ModelReply):
+    if not isinstance(outcome, Value) or not isinstance(outcome.value, ModelReply):
         return outcome
     usage = attrs.evolve(outcome.value.usage or Usage(), at_least=True)
     return attrs.evolve(outcome, value=attrs.evolve(outcome.value, usage=usage))

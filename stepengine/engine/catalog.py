@@ -124,7 +124,7 @@ class Agent:
         for agent in waiting:
             if id(agent) not in met:
                 met.add(id(agent))
-                runs = [binding.runs for binding in agent.tools.values() if type(binding.runs) is Yielding]
+                runs = [binding.runs for binding in agent.tools.values() if isinstance(binding.runs, Yielding)]
                 found += [one.sandbox for one in runs if one.sandbox is not None]
                 waiting += [agent.child(key) for key in agent.spawnable]
         return found
@@ -541,7 +541,7 @@ def _uses(
     """Return what each tool that yields carries, and add the tools among that to *tools*."""
     found: dict[str, Uses] = {}
     # The list grows while it is gone through: what a tool carries may yield and carry something in turn.
-    waiting = [name for name, binding in tools.items() if type(binding.runs) is Yielding]
+    waiting = [name for name, binding in tools.items() if isinstance(binding.runs, Yielding)]
     for name in waiting:
         names: list[str] = []
         agents: dict[str, str] = {}
@@ -582,13 +582,13 @@ def _at_provider(definition: AgentDefinition) -> AgentDefinition | None:
 
 def _carried_by_provider(tool: object) -> Yielding | None:
     runs = tool.binding().runs if isinstance(tool, ToolLike) else None
-    return runs if type(runs) is Yielding and runs.at_provider else None
+    return runs if isinstance(runs, Yielding) and runs.at_provider else None
 
 
 def _offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
     """Return the names of what a model is offered: *names*, and what tools among these want it to have, too."""
     runs = [tools[name].runs for name in names]
-    more = [name for one in runs if type(one) is Yielding for name in one.offers]
+    more = [name for one in runs if isinstance(one, Yielding) for name in one.offers]
     return tuple(dict.fromkeys([*names, *more])) if more else tuple(names)
 
 
@@ -597,7 +597,7 @@ def _add_carried_tool(definition: AgentDefinition, by: str, used: ToolLike, tool
     name, binding = used.spec.name, used.binding()
     if name not in tools:
         tools[name] = binding
-        return [name] if type(binding.runs) is Yielding else []
+        return [name] if isinstance(binding.runs, Yielding) else []
     if tools[name] != binding:
         msg = (
             f"agent {definition.id!r}: its tool {by!r} uses a tool {name!r}, and the agent has another "
@@ -832,14 +832,16 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
 
 def remove_notes(history: Transcript) -> Transcript:
     """Return *history* without what its agents were told by ``instructions_note``, for another agent that reads it."""
-    if not any(type(m) is UserMessage and "INSTRUCTIONS_PROMPT" in m.tags and NOTES.search(m.text) for m in history):
+    if not any(
+        isinstance(m, UserMessage) and "INSTRUCTIONS_PROMPT" in m.tags and NOTES.search(m.text) for m in history
+    ):
         return history
     return Transcript([told for m in history if (told := _remove_note(m)) is not None])
 
 
 def _remove_note(message: Message) -> Message | None:
     """Return *message* without such a note; ``None`` where nothing else is in it."""
-    if type(message) is not UserMessage or "INSTRUCTIONS_PROMPT" not in message.tags:
+    if not isinstance(message, UserMessage) or "INSTRUCTIONS_PROMPT" not in message.tags:
         return message
     left = NOTES.sub("", message.text).strip()
     if left == message.text:

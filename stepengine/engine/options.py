@@ -283,7 +283,7 @@ MAX_RUN_ID = 200
 
 
 def _is_run_id(value: object) -> bool:
-    return type(value) is str and 1 <= len(value) <= MAX_RUN_ID and RUN_ID.issuperset(value)
+    return isinstance(value, str) and 1 <= len(value) <= MAX_RUN_ID and RUN_ID.issuperset(value)
 
 
 RUN = {

@@ -278,9 +278,9 @@ class Planner:
         Raises:
             StepEngineError: when it must not start: unknown, not allowed, wrong params, no model.
         """
-        if type(effect) is CallBody:
+        if isinstance(effect, CallBody):
             return self._body(parent, effect, path)
-        assert type(effect) is Spawn  # noqa: S101 - the second of two
+        assert isinstance(effect, Spawn)  # noqa: S101 - the second of two
         agent = self._find_allowed(parent, effect)
         # The parent's model before the engine's default: a caller that chose a model for the root means what the root
         # starts as well.

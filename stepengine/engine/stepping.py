@@ -186,7 +186,7 @@ class Tape:
         self.order: list[Address] = [
             (record.path, record.seq)
             for record in self.history.records
-            if type(record) is Result and (record.path, record.seq) != ROOT
+            if isinstance(record, Result) and (record.path, record.seq) != ROOT
         ]
         self.places = {address: position for position, address in enumerate(self.order)}
         self.steps: dict[str, list[int]] = {}
@@ -427,12 +427,12 @@ class Stepper:
     def _outcome(self, run: _Running, item: Item, known: Result) -> Single:
         """Return what is recorded of an effect, together with the runs that it is about."""
         effect = item.effect
-        if type(effect) is Spawn and effect.is_background:
+        if isinstance(effect, Spawn) and effect.is_background:
             return self._of_start(run, item, known)
         if type(effect) in RUNS:
             return self._of_run(item, known)
         outcome = self._replayer.answer(known, item)
-        return self._of_ends(run, item, outcome) if type(effect) in (AwaitRuns, EndRuns) else outcome
+        return self._of_ends(run, item, outcome) if isinstance(effect, (AwaitRuns, EndRuns)) else outcome
 
     def _count(self, known: Result) -> None:
         self.position += 1
@@ -461,10 +461,10 @@ class Stepper:
         run.effect, run.waits, run.slots = None, {}, {}
         try:
             effect = send(outcome)
-            while type(effect) in (Notify, Compute):
+            while isinstance(effect, (Notify, Compute)):
                 # What is to be worked out is worked out here and now: nobody else waits while somebody steps.
                 kept = self._kept.setdefault(run.path.rpartition(".")[0], Belongings())
-                effect = send(computed(effect, kept) if type(effect) is Compute else None)
+                effect = send(computed(effect, kept) if isinstance(effect, Compute) else None)
         except StopIteration as stop:
             run.finished = stop.value
             self._end_kept(run.path)
@@ -478,11 +478,11 @@ class Stepper:
             run.finished = Finished(status=RunStatus.FAILED, state=_state_of(run), error=error)
             return
         run.effect = effect
-        members = effect.effects if type(effect) is Gather else (effect,)
-        together = effect if type(effect) is Gather and len(members) > 1 else None
+        members = effect.effects if isinstance(effect, Gather) else (effect,)
+        together = effect if isinstance(effect, Gather) and len(members) > 1 else None
         for member in cast("Sequence[Leaf]", members):
             item = run.waits[member.seq] = Item(run.path, member, run.plan, together)
-            if type(member) is CallModel:
+            if isinstance(member, CallModel):
                 run.request = member.request
             self._meet(item)
 
@@ -505,7 +505,7 @@ class Stepper:
         run.hooks.clear()
         effect = run.effect
         outcomes = [run.slots[seq] for seq in run.waits]
-        self._send(run, Gathered(tuple(outcomes)) if type(effect) is Gather else outcomes[0])
+        self._send(run, Gathered(tuple(outcomes)) if isinstance(effect, Gather) else outcomes[0])
 
     # --- children -----------------------------------------------------------------------------------------------------
 
@@ -522,9 +522,9 @@ class Stepper:
         if item is None:
             raise self._error_for_absent(parent, (above, seq))
         plan, state = self._services.planner(parent.plan, item.effect, path)
-        if type(item.effect) is Spawn and item.effect.is_background:
+        if isinstance(item.effect, Spawn) and item.effect.is_background:
             parent.background[path] = None
-        elif type(self._recorded_outcome((above, seq))) is Failure:
+        elif isinstance(self._recorded_outcome((above, seq)), Failure):
             # Another member of its race won: nothing that it asks for then is recorded.
             self._replayer.give_up(path)
         return self._start(plan, state, path)
@@ -562,7 +562,7 @@ class Stepper:
 
     def _of_ends(self, run: _Running, item: Item, outcome: Value | Failure) -> Single:
         """Return what a run is told of children in the background, with how these ended."""
-        if type(outcome) is not Value:
+        if not isinstance(outcome, Value):
             return outcome
         ended: dict[str, ChildResult] = {}
         for path in outcome.value.done:
@@ -589,7 +589,7 @@ class Stepper:
         except ReplayDivergence:
             raise
         except StepEngineError as error:
-            if type(effect) is CallBody:
+            if isinstance(effect, CallBody):
                 raise
             child: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)  # type: ignore[union-attr]
             given = Value(child, known.at)
@@ -627,16 +627,16 @@ class Stepper:
 
     def _halt(self, item: Item) -> Stop:
         address = (item.path, item.effect.seq)
-        if type(item.effect) is AskPerson:
+        if isinstance(item.effect, AskPerson):
             return self._replayer.halt(item.path, shown_questions(item))
-        is_background = type(item.effect) is Spawn and item.effect.is_background
+        is_background = isinstance(item.effect, Spawn) and item.effect.is_background
         if type(item.effect) not in RUNS or is_background or not self._replayer.has_begun(address):
             stop = self._replayer.halt(item.path, (), waits=type(item.effect) in WAITS)
             return attrs.evolve(stop, begun=self._replayer.begun(item))
         path = child_path(*address)
         ended = self._finish(self._reach(path))
         del self._runs[path]
-        if type(item.effect) is CallBody:
+        if isinstance(item.effect, CallBody):
             return attrs.evolve(self._replayer.halt(item.path, ended.pending), body=ended.as_body())
         child = ended.as_child(is_inline=cast("Spawn", item.effect).is_inline)
         return attrs.evolve(self._replayer.halt(item.path, child.questions), child=child)
@@ -760,7 +760,7 @@ def _describe_end(finished: Finished) -> str:
 def _given_by(ended: Finished, item: Item, at: int) -> Value:
     """Return what the run that an effect started gave."""
     effect = item.effect
-    if type(effect) is CallBody:
+    if isinstance(effect, CallBody):
         runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
         return Value(ended.as_tool_result(runs), at, body=ended.as_body())
     return Value(ended.as_child(is_inline=cast("Spawn", effect).is_inline), at)
@@ -909,7 +909,7 @@ class _Noted:
         except BaseException as error:
             self._tell(error)
             raise
-        return self._run_and_tell(said) if type(said) is GeneratorType else self._tell(said)
+        return self._run_and_tell(said) if isinstance(said, GeneratorType) else self._tell(said)
 
     def _run_and_tell(self, steps: Generator[object, Any, object]) -> Generator[object, Any, object]:
         said = yield from steps

@@ -70,7 +70,7 @@ def head_of(content: bytes, name: str) -> Head | None:
         records = read_lines(content[: content.find(b"\n") + 1], name).records
     except StepEngineError:
         return None
-    return records[0] if records and type(records[0]) is Head else None
+    return records[0] if records and isinstance(records[0], Head) else None
 
 
 def listed(problems: Sequence[str]) -> list[str]:

@@ -89,7 +89,7 @@ def compactions(history: History) -> Iterator[Compaction]:
         sent = before.get(intent.path)
         if intent.type == "model_call" and history.form(intent)["purpose"] in OF_A_STEP:
             request = history.request(intent)
-            goes_on = any(type(message) is AssistantMessage for message in request.tail)
+            goes_on = any(isinstance(message, AssistantMessage) for message in request.tail)
             if sent is not None and not goes_on:
                 found = _between(sent, request.messages, address)
                 if found.left_out or found.unrecorded:
@@ -123,7 +123,7 @@ class _LastShown:
         if not isinstance(reply, ModelReply) or reply.stop_reason is StopReason.ERROR:
             return self
         parts = list(reply.content)
-        if parts and reply.stop_reason is StopReason.MAX_TOKENS and type(parts[-1]) is ToolCallPart:
+        if parts and reply.stop_reason is StopReason.MAX_TOKENS and isinstance(parts[-1], ToolCallPart):
             # A call that was cut off is kept as text, never carried out.
             parts.pop()
         return attrs.evolve(self, said=(*self.said, *parts))

@@ -80,16 +80,16 @@ def _all(history: History, created: datetime) -> Iterator[Decided]:
     # Inputs as they were read: texts that stand apart are put in.
     inputs = iter(history.inputs)
     for number, record in enumerate(history.records, 1):
-        if type(record) is Input:
+        if isinstance(record, Input):
             yield from _of_input(history, next(inputs), number, created)
-        elif type(record) is Result:
+        elif isinstance(record, Result):
             yield from _of_result(history, record, number, created)
 
 
 def _of_result(history: History, record: Result, number: int, created: datetime) -> Iterator[Decided]:
     intent = history.intents[record.path, record.seq]
     outcome = history.outcome(record) if intent.type == "ask" else None
-    if type(outcome) is Value:
+    if isinstance(outcome, Value):
         form = history.form(intent)
         for question, answer in zip(questions_of(form), outcome.value, strict=True):
             yield _decided_by_answer(_DecisionPlace.of(record, number, created), form, question, answer)

@@ -142,9 +142,9 @@ def _advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
 
 def effect_label(form: CallModel | Mapping[str, object]) -> str:
     """Return the kind of an effect and the name of its tool, function or agent, such as ``"tool_call read_files"``."""
-    if type(form) is CallModel:
+    if isinstance(form, CallModel):
         return "model_call"
-    members: Mapping[str, Any] = form  # type: ignore[assignment]
+    members: Mapping[str, Any] = form
     name = members.get("tool_name") or members.get("name") or members.get("agent_id") or ""
     return f"{members['type']} {name}".rstrip()
 

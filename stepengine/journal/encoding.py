@@ -112,7 +112,7 @@ def describe_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
             form["idempotent"] = True
             # What it writes may be undone.
             lasts = spec.category == "write" and not notes.read_only
-    if type(effect) is not CallBody:
+    if not isinstance(effect, CallBody):
         return form, lasts
     form["yields"] = True
     name = sandbox_of(plan, tool)
@@ -137,7 +137,7 @@ def plain_form(tool_name: str, given: JsonDict, tool_call_id: str, source: str) 
 def sandbox_of(plan: RunPlan, tool_name: str) -> str:
     """Return the name and version of what carries out the body of a tool; ``""`` where it needs nothing, or has it not here."""
     binding = plan.tools.get(tool_name)
-    sandbox = binding.runs.sandbox if binding is not None and type(binding.runs) is Yielding else None
+    sandbox = binding.runs.sandbox if binding is not None and isinstance(binding.runs, Yielding) else None
     if sandbox is None:
         return ""
     try:
@@ -307,10 +307,10 @@ def storable(error: StepEngineError) -> StepEngineError:
 # these as effects.
 def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     """Return the members of a result record that an outcome makes."""
-    if type(outcome) is Failure:
+    if isinstance(outcome, Failure):
         members = {"error": bare(Failure(outcome.error))["error"]}
     else:
-        value = cast("Value", outcome).value
+        value = outcome.value
         if isinstance(value, ChildResult):
             value = _plain_child(value)
         members = {"value": _stored_value(value)}
@@ -684,16 +684,16 @@ def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> 
         KeyError: when a blob is missing.
         DataError: when a blob makes it deeper than any line may be.
     """
-    if type(value) is list:
+    if isinstance(value, list):
         return [unpack_texts(v, blobs, depth + 1) for v in value]
-    if type(value) is not dict:
+    if not isinstance(value, dict):
         return value
     if _is_special(value):
         name, inner = next(iter(value.items()))
         if name == "$blob":
             blob = blobs[inner]
             # The line and the blob are within the cap, each by itself.
-            if type(blob) is not str and is_deeper(blob, MAX_LINE_DEPTH - depth):
+            if not isinstance(blob, str) and is_deeper(blob, MAX_LINE_DEPTH - depth):
                 msg = f"nested deeper than {MAX_LINE_DEPTH} levels"
                 raise DataError(msg)
             return blob

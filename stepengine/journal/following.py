@@ -200,7 +200,7 @@ class ByteTail(Tail):
                 break
             size *= 2
             look = self._look(size)
-        if not self._marks and reading.records and type(reading.records[0]) is Head:
+        if not self._marks and reading.records and isinstance(reading.records[0], Head):
             self._link = reading.records[0].link
         taken = data[: reading.end - self._reading.end]
         lines = taken.removesuffix(b"\n").split(b"\n") if taken else ()

@@ -127,7 +127,7 @@ def _edit_result(history: History, records: Sequence[Record], address: Address, 
         msg = "the start of a run has no outcome to edit; start another run with another prompt instead"
         raise JournalError(msg)
     outcome = history.outcome(known)
-    value = outcome.value if type(outcome) is Value else outcome.error  # type: ignore[union-attr]
+    value = outcome.value if isinstance(outcome, Value) else outcome.error
     wanted = edit(value) if callable(edit) else edit
     made = outcome_for(history, history.intents[address], wanted, known.at)
     outcome, writes = attrs.evolve(made, inputs=outcome.inputs), [write.form() for write in history.writes(known)]

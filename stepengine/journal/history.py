@@ -213,8 +213,10 @@ class History:
     @property
     def stop(self) -> Input | None:
         """What stopped the run from outside, if that is the last thing recorded: whatever follows a stop went on after it."""
-        last = next((r for r in reversed(self.records) if type(r) is not Input or r.input.get("type") != SIGNED), None)
-        return last if type(last) is Input and last.input.get("type") == "stop" else None
+        last = next(
+            (r for r in reversed(self.records) if not isinstance(r, Input) or r.input.get("type") != SIGNED), None
+        )
+        return last if isinstance(last, Input) and last.input.get("type") == "stop" else None
 
     @property
     def root(self) -> Mapping[str, Any]:
@@ -226,7 +228,7 @@ class History:
 
     def _take(self, record: Record) -> str:
         """Take a record in; return what is wrong with it, if anything."""
-        if (self.head is None) != (type(record) is Head):
+        if (self.head is None) != (isinstance(record, Head)):
             return "the head stands first and only there"
         # Of these two there are most; a `match` would ask of each what it is not.
         if isinstance(record, Intent):
@@ -387,11 +389,11 @@ class History:
     def form(self, intent: Intent) -> Mapping[str, Any]:
         """Return the stored form of an effect with its blobs put in; a request's slices stay slices."""
         effect = intent.effect
-        if type(effect) is CallModel:
+        if isinstance(effect, CallModel):
             request = request_members(effect.request, [bare(m) for m in effect.request.messages], whole=True)
             return {"type": "model_call", "purpose": effect.purpose, "request": request}
         if not intent.is_stored:
-            return cast("Mapping[str, Any]", effect)
+            return effect
         address = (intent.path, intent.seq)
         with self._reading(intent):
             form: Mapping[str, object] = unpack_texts(effect, self.blobs)
@@ -436,7 +438,7 @@ class History:
             intent = self.intents[result.path, result.seq]
             asked = len(self.form(intent)["questions"]) if intent.type == "ask" else 0
             check_outcome("agent_start" if intent.is_background else intent.type, made, asked)
-            told = made.value if type(made) is Value else None
+            told = made.value if isinstance(made, Value) else None
             if isinstance(told, Awaited):
                 self._check_ends(intent, told)
             elif isinstance(told, ChildRef):
@@ -631,7 +633,7 @@ class History:
         Raises:
             JournalCorrupt: when one cannot be read.
         """
-        return [self._made_anew(record, redactor) for record in self.records if type(record) is not Blob]
+        return [self._made_anew(record, redactor) for record in self.records if not isinstance(record, Blob)]
 
     def _made_anew(self, record: Record, redactor: Redactor) -> Record:
         match record:
@@ -793,7 +795,7 @@ def new_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "", workspac
     definition: AgentDefinition = plan.definition
     # What the machine itself does by a tool's name has no code of the agent's that could have changed.
     own = [plan.tools[name] for name in plan.offered if name in plan.tools]
-    specs = [binding.spec for binding in own if type(binding.runs) is not Control]
+    specs = [binding.spec for binding in own if not isinstance(binding.runs, Control)]
     return Head(
         engine=engine_version(),
         agent=plan.published or definition.id,

@@ -964,7 +964,7 @@ class JournaledRun:
         if past is None or known is None:
             return end
         recorded = past.history.outcome(known)
-        return recorded if type(recorded) is Value and past.same_child(recorded, end.value) else end
+        return recorded if isinstance(recorded, Value) and past.same_child(recorded, end.value) else end
 
     def replace_source(self) -> None:
         """Put what was made in the place of the journal that was given."""

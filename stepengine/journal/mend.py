@@ -108,20 +108,20 @@ def _line_problems(content: bytes, reading: Reading, name: str) -> Iterator[str]
 def _record_problems(history: History) -> Iterator[str]:
     prints = Fingerprints(Redactor({}, shapes=False))
     for record in history.records:
-        if type(record) is Blob and record.fp != fingerprint(record.data):
+        if isinstance(record, Blob) and record.fp != fingerprint(record.data):
             yield f"the blob {record.fp} is not what its fingerprint says"
-        elif type(record) is Intent or type(record) is Result:
+        elif isinstance(record, (Intent, Result)):
             yield from _effect_problems(history, record, prints)
 
 
 def _effect_problems(history: History, record: Intent | Result, prints: Fingerprints) -> Iterator[str]:
     where = shown_address(record.path, record.seq)
     try:
-        if type(record) is Result:
+        if isinstance(record, Result):
             history.outcome(record)
             return
-        form = history.form(record)  # type: ignore[arg-type]
-        if form["type"] != "model_call" and record.fp != prints.of(form):  # type: ignore[union-attr]
+        form = history.form(record)
+        if form["type"] != "model_call" and record.fp != prints.of(form):
             yield f"the fingerprint of the intent {where} is not that of its effect"
     except (StepEngineError, *UNREADABLE) as error:
         yield f"the {record.kind} of {where} cannot be read: {error}"
@@ -251,7 +251,7 @@ def _parse_line(number: int, line: bytes, name: str) -> Mapping[str, object]:
 def _find_edited(records: list[Record], lines: list[bytes]) -> Iterator[int]:
     """Give the numbers of the lines whose checksum is not theirs, each seen from the checksum that stands before it."""
     head = records[0] if records else None
-    link = type(head) is Head and head.link
+    link = isinstance(head, Head) and head.link
     before = 0
     for number, line in enumerate(lines, 1):
         found = TAIL_FORM.search(line[-TAIL:])
@@ -265,7 +265,7 @@ def _rename_blobs(records: list[Record], numbers: set[int]) -> list[Record]:
     names: dict[str, str] = {}
     for number in numbers:
         record = records[number - 1]
-        if type(record) is Blob:
+        if isinstance(record, Blob):
             names[record.fp] = fingerprint(record.data)
     return [_with(r, _exchange_names(r.line, names)) for r in records] if names else records
 
@@ -282,9 +282,9 @@ def _refresh_fingerprints(records: list[Record], numbers: set[int], source: Jour
     """Give the records with the fingerprints of edited effects made anew, and of requests that are made of edited ones."""
     history, prints = History(records, source.name), Fingerprints(source.redactor)
     touched: set[str] = set()
-    blobs = any(type(records[number - 1]) is Blob for number in numbers)
+    blobs = any(isinstance(records[number - 1], Blob) for number in numbers)
     for number, record in enumerate(records, 1):
-        if type(record) is not Intent:
+        if not isinstance(record, Intent):
             yield record
             continue
         if number in numbers:

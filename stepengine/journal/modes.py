@@ -155,7 +155,7 @@ class Resuming(Mode):
 
 
 def _is_news(history: History, event: Event) -> bool:
-    if type(event) is RunStarted and not event.path:
+    if isinstance(event, RunStarted) and not event.path:
         return True
     return (event.path, event.seq) not in history.results
 
@@ -181,7 +181,7 @@ class Replaying(Mode):
         history = run.past.history
         run.append(head)
         # Whatever is taken over first may name one; the end puts all in order.
-        for blob in [record for record in without_cut_off_blobs(history.records) if type(record) is Blob]:
+        for blob in [record for record in without_cut_off_blobs(history.records) if isinstance(record, Blob)]:
             run.append(blob)
         run.append(history.intents[ROOT] if is_equal else asked)
 

@@ -16,9 +16,9 @@ LAST = 1 << 62
 
 def in_address_order(records: Sequence[Record]) -> list[Record]:
     """Return *records* sorted: each effect, then the run that it spawned, then its result; blobs before their first use."""
-    made: list[Record] = [record for record in records if type(record) is Head]
-    blobs = {record.fp: record for record in records if type(record) is Blob}
-    for record in sorted([r for r in records if type(r) not in (Head, Blob)], key=_key):
+    made: list[Record] = [record for record in records if isinstance(record, Head)]
+    blobs = {record.fp: record for record in records if isinstance(record, Blob)}
+    for record in sorted([r for r in records if not isinstance(r, (Head, Blob))], key=_key):
         if blobs and record.line is not None:
             text = to_text(record.line)
             places = {text.find(f'"{fp}"'): fp for fp in blobs}
@@ -40,26 +40,26 @@ def put_as_recorded(journal: MemoryJournal, original: Sequence[Record]) -> None:
     elif len(made) < len(records):
         following = iter(made)
         journal.keep(
-            [record if type(record) is Blob else next(following) for record in without_cut_off_blobs(original)]
+            [record if isinstance(record, Blob) else next(following) for record in without_cut_off_blobs(original)]
         )
 
 
 def without_cut_off_blobs(records: Sequence[Record]) -> Sequence[Record]:
     """Return *records* without the blobs of a record that a crash cut off."""
     end = len(records)
-    while end and type(records[end - 1]) is Blob:
+    while end and isinstance(records[end - 1], Blob):
         end -= 1
     return records[:end]
 
 
 def _without_blobs(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if type(record) is not Blob]
+    return [record for record in records if not isinstance(record, Blob)]
 
 
 def _as_recorded(records: Sequence[Record], original: Sequence[Record]) -> list[Record]:
     places = {_name(record): number for number, record in enumerate(original)}
-    made = {_name(record) for record in records if type(record) is Input}
-    outside = [r for r in original if type(r) is Input and _name(r) not in made]
+    made = {_name(record) for record in records if isinstance(record, Input)}
+    outside = [r for r in original if isinstance(r, Input) and _name(r) not in made]
     return sorted([*records, *outside], key=lambda record: places.get(_name(record), LAST))
 
 
@@ -94,7 +94,7 @@ def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
     seq: int = getattr(record, "seq", -1)
     if not path and seq < 0:
         # The prompt of the root comes after its start; what stopped it stands where it would have ended.
-        is_last = record.kind == "result" or (type(record) is Input and record.input.get("type") == "stop")
+        is_last = record.kind == "result" or (isinstance(record, Input) and record.input.get("type") == "stop")
         return (((LAST, 0),), 0) if is_last else ((), 0 if record.kind == "intent" else 1)
     # A child's numbers follow those of its Spawn with rank 1: after its intent (0) and before its result (2).
     inside = [(int(n), 1) for n in path.split(".")] if path else []

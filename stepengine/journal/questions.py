@@ -202,7 +202,7 @@ def decision_about(
     """
     address = shown_address(item.path, item.effect.seq)
     effect = item.effect
-    what = name_of(effect.call.fn) if type(effect) is CallFunction else getattr(effect, "tool_name", "the effect")
+    what = name_of(effect.call.fn) if isinstance(effect, CallFunction) else getattr(effect, "tool_name", "the effect")
     question = _doubt_about(what, address, item.path)
     key = question.id
     answer = answered(answers[key], question) if key in answers else None

@@ -362,7 +362,7 @@ def first_of(line: bytes, name: str) -> Head | None:
         raise _damage_error((), 0, JournalBytes(line, name), is_moved=False)
     where = RecordPlace(JournalBytes(line, name), 0)
     record = record_of(members_of(body, where), where)
-    if type(record) is not Head:
+    if not isinstance(record, Head):
         msg = f"{where} is not a head; perhaps this is not a journal"
         raise JournalCorrupt(msg)
     return record
@@ -408,7 +408,7 @@ def _read(lines: BinaryIO, source: JournalBytes, offset: int = 0, previous: int 
         if record is None:
             where = RecordPlace(source, offset)
             record = record_of(members_of(body, where), where)
-            if type(record) is Head:
+            if isinstance(record, Head):
                 link = record.link
         previous = crc if link else 0
         records.append(record)

@@ -377,13 +377,13 @@ class Recorder:
         """Perform a recorded effect once more; its result must be the same."""
         assert self._replayer is not None  # noqa: S101 - it found the result
         outcome = await self._inner.perform(item, io)
-        if type(outcome) is not Stop:
-            outcome = self._as_read_back(item, cast("Value | Failure", outcome), known.at)
+        if not isinstance(outcome, Stop):
+            outcome = self._as_read_back(item, outcome, known.at)
         return self._replayer.compare(known, outcome, item)
 
     async def _when_ended(self, outcome: Single, item: Item, io: IO) -> Single:
         """Return what is recorded of children in the background, once these have come to their recorded ends again."""
-        if type(outcome) is not Value:
+        if not isinstance(outcome, Value):
             return outcome
         ended = await io.ends(item, outcome.value.done)
         if ended is None:
@@ -395,7 +395,7 @@ class Recorder:
     # cancelled or cut off waits for nothing.
     async def _halt(self, item: Item, io: IO) -> Single:
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
-        questions = shown_questions(item) if type(item.effect) is AskPerson else ()
+        questions = shown_questions(item) if isinstance(item.effect, AskPerson) else ()
         stop = self._replayer.halt(item.path, questions, waits=type(item.effect) in WAITS)
         if stop.kind == "suspended":
             io.stands(item)
@@ -403,7 +403,7 @@ class Recorder:
 
     def _start(self, item: Item, io: IO) -> Awaitable[Single]:
         """Start what an effect starts: a child in the background, or a run that is waited for."""
-        is_background = type(item.effect) is Spawn and item.effect.is_background
+        is_background = isinstance(item.effect, Spawn) and item.effect.is_background
         return self._start_in_background(item, io) if is_background else self._start_run(item, io)
 
     async def _start_in_background(self, item: Item, io: IO) -> Single:
@@ -451,7 +451,7 @@ class Recorder:
         if run.fatal is not None:
             return _halted_with(Stop("diverged", run.timing.last, run.fatal), _child(outcome))
         if known is not None:
-            if self._cleans and type(outcome) is Value and type(item.effect) is CallBody:
+            if self._cleans and isinstance(outcome, Value) and isinstance(item.effect, CallBody):
                 outcome = self._as_read_back(item, outcome, known.at)
             confirmed = replayer.confirm(known, outcome, item)
             if confirmed is not None:
@@ -460,7 +460,7 @@ class Recorder:
 
     async def _kept_run(self, item: Item, outcome: Single) -> Single:
         """Return the outcome of a child, or of the body of a tool, that is durable; what was worked out in a body stands before it."""
-        if type(outcome) is Value and outcome.body is not None and outcome.body.computed:
+        if isinstance(outcome, Value) and outcome.body is not None and outcome.body.computed:
             address = (item.path, item.effect.seq)
             self._append(computed_record(address, self._run.timing.of(*address, outcome.at), outcome.body.computed))
         return await self._commit(item, outcome, [])
@@ -479,7 +479,7 @@ class Recorder:
         """Return how a run that started another stops where its record stops."""
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
         child = _child(outcome)
-        waits = type(outcome) is Stop and outcome.kind == "suspended"
+        waits = isinstance(outcome, Stop) and outcome.kind == "suspended"
         stop = self._replayer.halt(item.path, child.questions if child is not None else (), waits=waits)
         return _halted_with(stop, child)
 
@@ -497,7 +497,7 @@ class Recorder:
 
     def _note_stopped(self, item: Item, io: IO) -> None:
         """Record what a model call had used when it was stopped; if that fails, the run ends, as it does anyway."""
-        begun = io.begun(item) if type(item.effect) is CallModel else None
+        begun = io.begun(item) if isinstance(item.effect, CallModel) else None
         if begun is not None:
             with contextlib.suppress(StepEngineError):
                 self._keep_begun(item, begun, self._run.timing.last)
@@ -523,7 +523,7 @@ class Recorder:
         if type(item.effect) in WAITS:
             return await self._live(item._replace(has_begun=True), io, again=True)
         if is_repeatable(item):
-            lost = self._lost_attempt(item) if type(item.effect) is CallModel else ()
+            lost = self._lost_attempt(item) if isinstance(item.effect, CallModel) else ()
             return await self._live(item, io, lost, again=True)
         decided = decision_about(item, run.in_doubt, run.decisions, run.past.history)
         if decided is None:
@@ -595,14 +595,14 @@ class Recorder:
         seq = effect.seq
         at = run.timing.of(path, seq, outcome.at)
         writes = run.writes_of(item, again=again) if run.writes else ()
-        if type(outcome) is Stop:
+        if isinstance(outcome, Stop):
             self._keep_answers(item, outcome, at)
             if outcome.begun is not None:
                 self._keep_begun(item, outcome.begun, at)
             return attrs.evolve(outcome, at=at), (), None
-        settled = self._as_read_back(item, outcome, at)  # type: ignore[arg-type]
+        settled = self._as_read_back(item, outcome, at)
         given: Any = settled
-        if type(settled) is Value and not settled.inputs and settled.value is not None:
+        if isinstance(settled, Value) and not settled.inputs and settled.value is not None:
             given = settled.value
         try:
             run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
@@ -611,7 +611,7 @@ class Recorder:
         if not run.waits:
             return settled, (), None
         self._owed.append((item, settled))
-        is_seen = type(effect) is not CallModel or io is None or io.watched or not self._is_unseen(plan)
+        is_seen = not isinstance(effect, CallModel) or io is None or io.watched or not self._is_unseen(plan)
         if not is_seen and _asks_for_more(settled):
             return settled, (), None
         return settled, *self._lasting()
@@ -655,14 +655,14 @@ class Recorder:
     # sees it, too. The first `return` is for nearly every outcome: there nothing is changed.
     def _as_read_back(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
         """Return an outcome as it will be read back, so that recording and replay see the same (replay:K14)."""
-        if type(outcome) is Value and outcome.at == at and not self._cleans:
+        if isinstance(outcome, Value) and outcome.at == at and not self._cleans:
             # The run's clock started with this process, as it does in nearly every run.
             return outcome
-        if type(outcome) is Failure:
+        if isinstance(outcome, Failure):
             outcome = Failure(storable(outcome.error), at, outcome.inputs)
         else:
-            outcome = Value(outcome.value, at, outcome.inputs, outcome.body)  # type: ignore[union-attr]
-        if not self._cleans or type(item.effect) is Spawn:
+            outcome = Value(outcome.value, at, outcome.inputs, outcome.body)
+        if not self._cleans or isinstance(item.effect, Spawn):
             return outcome
         redactor = self._run.source.redactor
         members = outcome_members(outcome)
@@ -670,7 +670,7 @@ class Recorder:
         if clean == members:
             return outcome
         cleaned = outcome_of({**clean, "at": at})
-        if type(cleaned) is Value and type(outcome) is Value and outcome.body is not None:
+        if isinstance(cleaned, Value) and isinstance(outcome, Value) and outcome.body is not None:
             # What a body leaves is its caller's, and is not a record.
             return attrs.evolve(cleaned, body=outcome.body)
         return cleaned
@@ -679,7 +679,7 @@ class Recorder:
         """Record who stated the outcome of an effect in doubt: nothing but their word supports it."""
         run, seq = self._run, item.effect.seq
         given = run.decisions.get(f"{DOUBT}{shown_address(item.path, seq)}")
-        if type(outcome) is not Stop and isinstance(given, Answer) and given.result is not ABSENT:
+        if not isinstance(outcome, Stop) and isinstance(given, Answer) and given.result is not ABSENT:
             said = {"by": given.by, "reason": given.reason}
             self._append(Input(item.path, seq, run.timing.last, {"type": "manual_result", **said}))
 
@@ -689,7 +689,7 @@ class Recorder:
         """Keep what was answered while other questions of the same effect stay open: no answer is lost."""
         run = self._run
         effect = item.effect
-        if type(effect) is not AskPerson or stop.kind != "suspended":
+        if not isinstance(effect, AskPerson) or stop.kind != "suspended":
             return
         waiting = {question.id for question in stop.questions}
         run.leaves_open((item.path, effect.seq), stop.questions)
@@ -713,16 +713,16 @@ def _intent_of(item: Item, together: int | None) -> tuple[Intent, bool]:
 
 def _halted_with(stop: Stop, ended: ChildResult | BodyEnd | None) -> Stop:
     """Return *stop* with how the run ended that an effect started."""
-    if type(ended) is BodyEnd:
+    if isinstance(ended, BodyEnd):
         return attrs.evolve(stop, body=ended)
-    return attrs.evolve(stop, child=cast("ChildResult | None", ended))
+    return attrs.evolve(stop, child=ended)
 
 
 def _child(outcome: Single) -> ChildResult | BodyEnd | None:
     """Return how the run ended that an effect started."""
-    if type(outcome) is Stop:
+    if isinstance(outcome, Stop):
         return outcome.child or outcome.body
-    if type(outcome) is Value and outcome.body is not None:
+    if isinstance(outcome, Value) and outcome.body is not None:
         return outcome.body
     value = getattr(outcome, "value", None)
     return value if isinstance(value, ChildResult) else None
@@ -730,7 +730,7 @@ def _child(outcome: Single) -> ChildResult | BodyEnd | None:
 
 def _with_earlier(outcome: Single, earlier: Begun | None) -> Single:
     """Return the outcome of a call that was made again, with what it had used when it was stopped before."""
-    if earlier is None or type(outcome) is not Value or not isinstance(outcome.value, ModelReply):
+    if earlier is None or not isinstance(outcome, Value) or not isinstance(outcome.value, ModelReply):
         return outcome
     reply = outcome.value
     usage, cost = earlier.usage + (reply.usage or Usage()), add_cost(earlier.cost, reply.cost)
@@ -738,7 +738,7 @@ def _with_earlier(outcome: Single, earlier: Begun | None) -> Single:
 
 
 def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) -> None:
-    value = outcome.value if type(outcome) is Value else getattr(outcome, "error", None)
+    value = outcome.value if isinstance(outcome, Value) else getattr(outcome, "error", None)
     said = str(getattr(value, "text", value))[:MAX_NOTED]
     asked = Intent(item.path, item.effect.seq, describe(item))
     what = f"{asked.type} {asked.path}#{asked.seq}"
@@ -747,7 +747,7 @@ def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) 
 
 def _asks_for_more(outcome: Single) -> bool:
     """Return whether an outcome is a reply with calls, so that what comes of it is an effect first of all."""
-    if type(outcome) is not Value or outcome.inputs:
+    if not isinstance(outcome, Value) or outcome.inputs:
         return False
     return ToolCallPart in map(type, outcome.value.content)
 

@@ -217,7 +217,7 @@ def _check_start(form: Mapping[str, Any]) -> None:
     if form["params"] is not None:
         check_members(form["params"], {}, "what params hold")
     for name in ("models", "run_models"):
-        if not all(type(model) is str for model in (form.get(name) or {}).values()):
+        if not all(isinstance(model, str) for model in (form.get(name) or {}).values()):
             msg = f"the member {name!r} of the start of the run should hold names of models"
             raise ValueError(msg)
     _check_stored([form.get("previous")] if form.get("previous") is not None else [], AgentState)
@@ -440,7 +440,7 @@ class Intent:
         """The name of the effect's type, such as ``"CallModel"``."""
         if not self._type:
             effect = self.effect
-            self._type = "model_call" if type(effect) is CallModel else str(cast("Any", effect)["type"])
+            self._type = "model_call" if isinstance(effect, CallModel) else str(cast("Any", effect)["type"])
         return self._type
 
     @property
@@ -459,7 +459,7 @@ class Intent:
         """The model of a model call, the tool of a tool call, in the stored form; ``None`` of any other effect."""
         if self._subject is None:
             effect: Any = self.effect
-            if type(effect) is CallModel:
+            if isinstance(effect, CallModel):
                 return effect.request.model
             return effect["request"]["model"] if self.type == "model_call" else effect.get("tool_name")
         return self._subject
@@ -468,7 +468,7 @@ class Intent:
     def live(self) -> CallModel | None:
         """The model call, which is kept as it is while its process lives; ``None`` of any other effect."""
         given = self.given
-        return given if type(given) is CallModel else None
+        return given if isinstance(given, CallModel) else None
 
     @property
     def is_stored(self) -> bool:
@@ -511,7 +511,7 @@ class Result:
     def outcome(self) -> Value | Failure | None:
         """What the machine is sent; ``None`` for a result that was read from a line."""
         given = self.given
-        if given is None or type(given) is Value or type(given) is Failure:
+        if given is None or isinstance(given, (Value, Failure)):
             return given
         return Value(given, self.at)
 

@@ -76,7 +76,7 @@ def _answers(history: History, address: Address) -> Sequence[Answer]:
         ids = {question.id for question in questions_of(history.form(history.intents[address]))}
         return [restored(each.input["answer"]) for each in history.inputs if _answers_one_of(each, ids)]
     outcome: object = history.outcome(known)
-    return outcome.value if type(outcome) is Value else ()
+    return outcome.value if isinstance(outcome, Value) else ()
 
 
 def _answers_one_of(record: Input, ids: set[str]) -> bool:
@@ -110,9 +110,9 @@ def _without(history: History) -> Iterator[Record]:
     asked = {(intent.path, intent.seq): intent for intent in _open_questions(history, cut)}
     ids = {question.id for intent in asked.values() for question in questions_of(history.form(intent))}
     for record in history.records:
-        if type(record) is Input and _answers_one_of(record, ids):
+        if isinstance(record, Input) and _answers_one_of(record, ids):
             continue
-        intent = asked.get((record.path, record.seq)) if type(record) is Result else None
+        intent = asked.get((record.path, record.seq)) if isinstance(record, Result) else None
         if intent is None:
             yield record
         elif _has_begun(history, intent, cut):

@@ -82,7 +82,7 @@ def for_once(answer: Any) -> Any:
 
 
 def _is_permission(item: Item) -> bool:
-    return type(item.effect) is AskPerson and item.effect.purpose == "permission"
+    return isinstance(item.effect, AskPerson) and item.effect.purpose == "permission"
 
 
 def place_of(history: History, at: int | str) -> Address:
@@ -403,7 +403,7 @@ class RecordedPart:
         # (reliability:JR23). The stand-in only lets the machine find a binding; what comes is the recorded result.
         tools = plan.tools
         recorded = self.history.tools_of(plan.path)
-        gone = [name for name in recorded if name not in tools or type(tools[name].runs) is Control]
+        gone = [name for name in recorded if name not in tools or isinstance(tools[name].runs, Control)]
         if not gone:
             return plan
         stand_ins = {
@@ -497,7 +497,7 @@ class RecordedPart:
 
     def other_child(self, known: Value, outcome: Single, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for a child that ended in another way than it is recorded."""
-        ours: object = outcome.value if type(outcome) is Value else None
+        ours: object = outcome.value if isinstance(outcome, Value) else None
         fields = self._child_fields(known.value, ours) if isinstance(ours, ChildResult) else ()
         said = f"the child {known.value.agent_id} ended in another way"
         hint = "the child's handler computes its output differently"
@@ -581,7 +581,7 @@ class RecordedPart:
             location=parked_at(machine),
             fields=fields,
             hint=hint,
-            now_calls_model=type(item.effect) is CallModel,
+            now_calls_model=isinstance(item.effect, CallModel),
         )
 
     def _other_sandbox(self, item: Item) -> str:
@@ -692,7 +692,7 @@ class Replayer:
         """
         # "Keep what is recorded" must not mean that a yes to `rm a` is one to `rm b` (reliability:R8).
         effect = item.effect
-        if type(effect) is not AskPerson or effect.purpose != "permission":
+        if not isinstance(effect, AskPerson) or effect.purpose != "permission":
             return False
         known = self.result(address)
         if known is None:
@@ -832,10 +832,10 @@ class Replayer:
             raise run.fail(self._past.undecodable(error.message, item, run.machines.get(item.path))) from error
         # Providers that count (a rehearsed model, a test's script) have to be at the right place when the run goes
         # live; so they are told of each call that the record answers, with its lost attempts.
-        if type(item.effect) is CallModel:
+        if isinstance(item.effect, CallModel):
             run.tell(item.effect.request, 1 + len(known.attempts))
         # Written anew without its "for good", so that whoever goes on from this journal does not find it again.
-        if self._leeway.doubts_yes and type(outcome) is Value and _is_permission(item):
+        if self._leeway.doubts_yes and isinstance(outcome, Value) and _is_permission(item):
             once = attrs.evolve(outcome, value=tuple(map(for_once, outcome.value)))
             if once != outcome:
                 run.append(Result(item.path, item.effect.seq, known.at, once, known.attempts))
@@ -882,8 +882,8 @@ class Replayer:
         outcome = self._past.history.outcome(known)
         # A limit, or an agent that was unknown then, kept it from starting. Now it might well start, and would have
         # nothing recorded below it.
-        refused = type(outcome) is not Value or (type(item.effect) is Spawn and is_refused(outcome.value))
-        if type(item.effect) is CallBody and type(outcome) is Value and outcome.value.status == "cancelled":
+        refused = not isinstance(outcome, Value) or (isinstance(item.effect, Spawn) and is_refused(outcome.value))
+        if isinstance(item.effect, CallBody) and isinstance(outcome, Value) and outcome.value.status == "cancelled":
             # It was given up before it began, or before anything that it did.
             refused = (child_path(*address), 0) not in self._past.history.intents
         return self.answer(known, item) if refused else None
@@ -910,14 +910,14 @@ class Replayer:
         # effects compared, and only so does its output exist as the author's own type, which no journal holds. What the
         # parent recorded is the check.
         recorded: Any = past.history.outcome(known)
-        if type(item.effect) is CallBody:
-            if type(outcome) is Value:
+        if isinstance(item.effect, CallBody):
+            if isinstance(outcome, Value):
                 outcome = attrs.evolve(
                     outcome, inputs=recorded.inputs
                 )  # what came meanwhile is nothing that the body gave
-            same = type(outcome) is Value and past.same_result(recorded, outcome)
+            same = isinstance(outcome, Value) and past.same_result(recorded, outcome)
         else:
-            same = type(outcome) is Value and past.same_child(recorded, outcome.value)
+            same = isinstance(outcome, Value) and past.same_child(recorded, outcome.value)
         if same:
             self._copy_computed(known, outcome)
             self._came_by(known, recorded, item)
@@ -931,10 +931,10 @@ class Replayer:
     def _other_end(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded end of a child that ended differently now, where the recorded one may serve."""
         run, past, address = self._run, self._past, (item.path, item.effect.seq)
-        if type(item.effect) is CallBody:
+        if isinstance(item.effect, CallBody):
             return self._other_result(known, recorded, outcome, item)
         error = past.other_child(recorded, outcome, item, run.machines.get(item.path))
-        child: object = outcome.value if type(outcome) is Value else None
+        child: object = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
             raise run.fail(error)
         fp = past.end_print(child)
@@ -959,7 +959,7 @@ class Replayer:
     def _other_result(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded result of a tool body that gave another one now, where the recorded one may serve."""
         run, past = self._run, self._past
-        if type(outcome) is not Value:
+        if not isinstance(outcome, Value):
             msg = f"the body of the tool {item.effect.tool_name!r} was stopped where it is recorded to have ended"  # type: ignore[union-attr]
             raise run.fail(JournalError(msg))
         error = past.other_result(recorded, outcome, item, run.machines.get(item.path), "changed")

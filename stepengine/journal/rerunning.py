@@ -270,7 +270,7 @@ def _journal_of_rerun(journal: Journal, count: _Count, into: JournalLike | None)
     """Return the journal of a rerun under a name of its own, with its origin in its head."""
     records = journal.records()
     run = ""
-    if count.broke_at and records and type(records[0]) is Head:
+    if count.broke_at and records and isinstance(records[0], Head):
         head = records[0]
         run = f"{head.run[:40]}-{secrets.token_hex(4)}"
         records[0] = attrs.evolve(
@@ -279,7 +279,7 @@ def _journal_of_rerun(journal: Journal, count: _Count, into: JournalLike | None)
         journal.replace(records)
     if into is None:
         return journal
-    target = as_journal(into).bound(run or str(records[0].run) if records and type(records[0]) is Head else "")
+    target = as_journal(into).bound(run or str(records[0].run) if records and isinstance(records[0], Head) else "")
     if target.records():
         msg = f"{target.name} holds a run already; a rerun needs a journal of its own"
         raise JournalError(msg)
@@ -424,7 +424,7 @@ class Rerunner(Replayer):
             for address, intent in history.intents.items():
                 if intent.type in ("tool_call", "perform") and address in history.results:
                     outcome = history.outcome(history.results[address])
-                    result = outcome.value if type(outcome) is Value else outcome.error  # type: ignore[union-attr]
+                    result = outcome.value if isinstance(outcome, Value) else outcome.error
                     called = attrs.evolve(_call_of_intent(history.form(intent), intent), result=result)
                     self._by_name.setdefault((intent.type, called.name), []).append(called)
         return self._by_name.get((kind, name), ())
@@ -441,7 +441,7 @@ class Rerunner(Replayer):
 
     def halts(self, item: Item) -> bool:
         """Return whether the run stops before an effect that has no result: nobody is asked anything."""
-        return type(item.effect) is AskPerson or super().halts(item)
+        return isinstance(item.effect, AskPerson) or super().halts(item)
 
     def halt(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
         """Return how a run stops where its record does, or waits for what nobody is asked."""
@@ -455,7 +455,7 @@ class Rerunner(Replayer):
             outcome = self._past.history.outcome(known)
         except JournalCorrupt:
             return None  # who takes it says so
-        if type(outcome) is not Value:
+        if not isinstance(outcome, Value):
             return None
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[item.path, item.effect.seq] = future
@@ -476,7 +476,7 @@ class Rerunner(Replayer):
     def _other(self, recorded: Any, outcome: Single, item: Item) -> ReplayDivergence | None:
         """Return how a child, or the body of a tool, ended differently from its record; ``None`` when it did not."""
         past, machine = self._past, self._run.machines.get(item.path)
-        given: Any = outcome.value if type(outcome) is Value else None
+        given: Any = outcome.value if isinstance(outcome, Value) else None
         if isinstance(given, ChildResult):
             same = past.same_child(recorded, given)
             return None if same else past.other_child(recorded, outcome, item, machine)
@@ -533,7 +533,7 @@ class _Counting:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Count an effect and pass it on; a model call only when there is money for it."""
-        if type(item.effect) is CallModel:
+        if isinstance(item.effect, CallModel):
             return self._ask_and_count(item, item.effect, io)
         self._count.performed += type(item.effect) in (CallTool, CallFunction)
         return self._inner.perform(item, io)
@@ -550,7 +550,7 @@ class _Counting:
         cost: Decimal | None = None
         try:
             outcome = await self._inner.perform(item, io)
-            reply = outcome.value if type(outcome) is Value else None
+            reply = outcome.value if isinstance(outcome, Value) else None
             cost = reply.cost if isinstance(reply, ModelReply) else None
         finally:
             self._purse.settle(room, cost)

@@ -299,8 +299,8 @@ class Chain:
             self._marks.append(mark_of(line[:-1]))
             self._records += 1
         self._is_closed = False
-        self._is_open = self._is_open or type(record) is Intent
-        if type(record) is Result or type(record) is Input:
+        self._is_open = self._is_open or isinstance(record, Intent)
+        if isinstance(record, (Result, Input)):
             self._at = max(self._at, record.at)
 
     def sign(self, *, closes: bool = False) -> str:
@@ -329,4 +329,4 @@ class Chain:
 
 def without_signatures(records: Iterable[Record]) -> list[Record]:
     """Return *records* without signatures: in another journal they vouch for nothing."""
-    return [record for record in records if type(record) is not Input or record.input.get("type") != SIGNED]
+    return [record for record in records if not isinstance(record, Input) or record.input.get("type") != SIGNED]

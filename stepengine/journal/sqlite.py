@@ -138,7 +138,7 @@ class SqliteJournal(Journal):
             if not _has_table(database):
                 return None
             row = database.execute("SELECT line FROM lines WHERE run = ? ORDER BY number LIMIT 1", (run,)).fetchone()
-        return None if row is None else first_of(row[0] if type(row[0]) is bytes else b"\n", self.name)
+        return None if row is None else first_of(row[0] if isinstance(row[0], bytes) else b"\n", self.name)
 
     def tail(self) -> Tail:
         """Return a place at the start of this run."""
@@ -600,4 +600,4 @@ def _in_order(rows: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, bytes]]:
             msg = f"it is damaged: the row {number!r} of a run is not in order"
             raise sqlite3.DatabaseError(msg)
         last = number
-        yield number, line if type(line) is bytes else b"\n"
+        yield number, line if isinstance(line, bytes) else b"\n"

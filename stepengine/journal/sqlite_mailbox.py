@@ -75,7 +75,7 @@ class SqliteMailbox(Mailbox):
         wanted = "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND number > ? ORDER BY number LIMIT ?"
         given = (MAX_LINE + 1, name, min(after, MAX_NUMBER), MAX_LETTERS + 1)
         for count, (number, line) in enumerate(database.execute(wanted, given), 1):
-            if type(line) is not bytes:
+            if not isinstance(line, bytes):
                 msg = f"letter {number} of {self._path} is damaged: it is no bytes"
                 raise JournalCorrupt(msg)
             size += len(line)
@@ -97,7 +97,7 @@ class SqliteMailbox(Mailbox):
                 (MAX_LINE + 1, name, stored.letter.id),
             )
             for number, known in same:
-                if type(known) is bytes and known.startswith(stored.key):
+                if isinstance(known, bytes) and known.startswith(stored.key):
                     where = f"letter {number} of {self._path}"
                     self._check_same(stored, StoredLetter.read(known.removesuffix(b"\n"), where))
                     return False

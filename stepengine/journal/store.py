@@ -311,7 +311,7 @@ class Journal(abc.ABC):
             JournalWriteFailed: when a line would be longer than 16 MiB.
             SecretFound: when shapes are looked for and one is left.
         """
-        link = records[0].link if records and type(records[0]) is Head else self.link
+        link = records[0].link if records and isinstance(records[0], Head) else self.link
         encoder = Encoder(self.redactor, link=link, stable=self.stable, inline=self.inline)
         kept = History(records, self.name).anew(self.redactor) if any(map(self._must_change, records)) else records
         if self.signing is None:
@@ -352,7 +352,7 @@ def _signed_lines(key: SigningKey, records: Sequence[Record], encoder: Encoder) 
     lines: list[bytes] = []
     for record in without_signatures(records):
         made = record
-        if type(record) is Head:
+        if isinstance(record, Head):
             line = None if record.line is None else {**record.line, "signed": key.public}
             made = attrs.evolve(record, signed=key.public, line=line)
         lines += encoder.lines(made)
@@ -421,7 +421,7 @@ class MemoryJournal(Journal):
         # number.
         records = self._records
         first = records[0] if records else None
-        return first if type(first) is Head else None
+        return first if isinstance(first, Head) else None
 
     def tail(self) -> Tail:
         """Return a place at the start of the records."""

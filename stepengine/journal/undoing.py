@@ -286,7 +286,7 @@ def _files(history: History, keeps: Callable[[Address], bool], roots: dict[str, 
 
 def _results(history: History, keeps: Callable[[Address], bool]) -> Iterator[Result]:
     for record in history.records:
-        if type(record) is Result and not keeps((record.path, record.seq)):
+        if isinstance(record, Result) and not keeps((record.path, record.seq)):
             yield record
 
 
@@ -300,7 +300,7 @@ def _acts(history: History, keeps: Callable[[Address], bool]) -> Iterator[tuple[
 def _unknown(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
     for intent, result in _acts(history, keeps):
         outcome = None if result is None else history.outcome(result)
-        if outcome is None or (type(outcome) is Failure and isinstance(outcome.error, UnknownOutcome)):
+        if outcome is None or (isinstance(outcome, Failure) and isinstance(outcome.error, UnknownOutcome)):
             yield f"{shown_address(intent.path, intent.seq)} {effect_label(history.form(intent))}"
 
 
@@ -311,7 +311,7 @@ def _others(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]
         if result is None or result.writes or not touched_world(history.form(intent)):
             continue
         outcome = history.outcome(result)
-        if type(outcome) is not Failure and not getattr(getattr(outcome, "value", None), "is_error", False):
+        if not isinstance(outcome, Failure) and not getattr(getattr(outcome, "value", None), "is_error", False):
             counted[effect_label(history.form(intent))] += 1
     for call, times in counted.items():
         yield f"{call} ({times} time{'s' if times > 1 else ''})"

@@ -268,14 +268,14 @@ class Projection:
     def _show_effect(self, opened: _OpenEffect) -> Iterator[Event]:
         opened.is_shown = True
         effect, form = opened.item.effect, opened.form
-        shown = effect.questions if type(effect) is AskPerson and effect.purpose == "permission" else ()
+        shown = effect.questions if isinstance(effect, AskPerson) and effect.purpose == "permission" else ()
         for event in started(opened.item, shown):
             match event:
                 case ModelStarted():
                     yield attrs.evolve(event, request=None)
                 case PerformStarted():
                     yield attrs.evolve(event, name=str(form["name"]))
-                case _ if type(effect) is Spawn:
+                case _ if isinstance(effect, Spawn):
                     yield attrs.evolve(event, parent_agent_id=self._runs[opened.item.path].agent_id)  # type: ignore[call-arg]
                 case _:
                     yield event
@@ -294,14 +294,14 @@ class Projection:
         run.last = max(run.last, result.at)
         if not opened.is_shown:
             yield from self._show_effect(opened)
-        if type(opened.item.effect) is Spawn and not opened.item.effect.is_background:
+        if isinstance(opened.item.effect, Spawn) and not opened.item.effect.is_background:
             yield from self._child_ended(child_path(path, seq), opened.item, outcome)
             return
         for event in finished(opened.item, outcome, max(0, result.at - opened.began)):
-            yield attrs.evolve(event, name=str(opened.form["name"])) if type(event) is PerformFinished else event
-        if type(opened.item.effect) is AskPerson and opened.item.effect.purpose == "permission":
+            yield attrs.evolve(event, name=str(opened.form["name"])) if isinstance(event, PerformFinished) else event
+        if isinstance(opened.item.effect, AskPerson) and opened.item.effect.purpose == "permission":
             yield from _decision_events(opened.item.effect, path, getattr(outcome, "value", ()))
-        if type(opened.item.effect) is CallModel:
+        if isinstance(opened.item.effect, CallModel):
             yield from self._show_reply(run, result, opened.form["purpose"], getattr(outcome, "value", None))
 
     def _show_reply(self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None) -> Iterator[Event]:
@@ -318,8 +318,8 @@ class Projection:
             yield from self._step_ended(result.path, result.seq + 1)
 
     def _child_ended(self, path: str, item: Item, outcome: Value | Failure) -> Iterator[Event]:
-        child = outcome.value if type(outcome) is Value else None
-        if type(child) is ChildResult:
+        child = outcome.value if isinstance(outcome, Value) else None
+        if isinstance(child, ChildResult):
             if child.run_id:
                 yield from self._show_start(path)
             yield from self._step_ended(path, 0, child.status)
@@ -328,9 +328,9 @@ class Projection:
         yield from ended(item, outcome)
 
     def _root_ended(self, outcome: Value | Failure) -> Iterator[Event]:
-        child = outcome.value if type(outcome) is Value else None
-        if type(child) is not ChildResult:
-            error = outcome.error if type(outcome) is Failure else None
+        child = outcome.value if isinstance(outcome, Value) else None
+        if not isinstance(child, ChildResult):
+            error = outcome.error if isinstance(outcome, Failure) else None
             child = ChildResult(agent_id=self._runs[""].agent_id, status=RunStatus.FAILED, error=error)
         yield from self._step_ended("", 0, child.status)
         if child.status is RunStatus.FAILED and child.error is not None:

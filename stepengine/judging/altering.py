@@ -57,7 +57,7 @@ class Part:
 
     def problem(self, value: object) -> str:
         """Return why *value* cannot take its place, as far as that can be said without loading it; ``""`` when it can."""
-        if type(value) is not type(self.value) and not (type(self.value) is float and type(value) is int):
+        if type(value) is not type(self.value) and not (isinstance(self.value, float) and type(value) is int):
             return f"{self.name} is of the type {type(self.value).__name__}, not {type(value).__name__}"
         if isinstance(value, float) and not math.isfinite(value):
             return f"{self.name} is a number, not {value}"

@@ -56,7 +56,7 @@ def _held(module: ModuleType) -> Iterator[AgentDefinition]:
     for value in list(vars(module).values()):
         if isinstance(value, AgentDefinition):
             yield value
-        elif type(value) in (list, tuple):
+        elif isinstance(value, (list, tuple)):
             yield from [one for one in value if isinstance(one, AgentDefinition)]
 
 

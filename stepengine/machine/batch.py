@@ -112,9 +112,9 @@ def calls_among(members: Sequence[EffectMember]) -> list[ToolMember]:
     """Return the calls of tools among members, those in races included."""
     calls: list[ToolMember] = []
     for member in members:
-        if type(member) is ToolMember:
+        if isinstance(member, ToolMember):
             calls.append(member)
-        elif type(member) is Raced:
+        elif isinstance(member, Raced):
             calls += calls_among(member.members)
     return calls
 
@@ -137,7 +137,7 @@ def _starts_children(tool: ToolBinding) -> bool:
     """Return whether a call of *tool* only starts children that have their own conversation."""
     # Children work in the same files at most as those of one `spawn_agents` do, which run at once, too. An inline child
     # changes the conversation, and its siblings would have to read it before or after that.
-    return type(tool.runs) is Spawning and not tool.runs.is_inline and not tool.spec.ends_turn
+    return isinstance(tool.runs, Spawning) and not tool.runs.is_inline and not tool.spec.ends_turn
 
 
 def _in_turn(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
@@ -299,34 +299,36 @@ def _all_begun(members: Sequence[EffectMember]) -> Flow[tuple[Sequence[Leaf], tu
         # a race of which nobody is left has no range.
         first = len(effects)
         effects += yield from _begin_member(member)
-        if type(member) is Raced and len(effects) > first:
+        if isinstance(member, Raced) and len(effects) > first:
             races.append((first, len(effects)))
     return effects, tuple(races)
 
 
 def _count_siblings(effects: Sequence[Leaf]) -> Sequence[Leaf]:
     """Return *effects* with children that know how many start together: those of all calls of the reply."""
-    count = sum(type(effect) is Spawn for effect in effects)
-    return [attrs.evolve(one, of=count) if type(one) is Spawn and one.of != count else one for one in effects]
+    count = sum(isinstance(effect, Spawn) for effect in effects)
+    return [attrs.evolve(one, of=count) if isinstance(one, Spawn) and one.of != count else one for one in effects]
 
 
 def _conclude(members: Sequence[EffectMember]) -> None:
     # Only races have something to conclude. Every other member made its result when it took its outcomes.
     for member in members:
-        if type(member) is Raced:
+        if isinstance(member, Raced):
             member.conclude()
 
 
 def _has_no_room(outcome: Single) -> bool:
     """Return whether a member was not begun, because a limit has no room for all the children that were asked for with it."""
-    return type(outcome) is Failure and isinstance(outcome.error, LimitExceeded) and outcome.error.kind == "children"
+    return (
+        isinstance(outcome, Failure) and isinstance(outcome.error, LimitExceeded) and outcome.error.kind == "children"
+    )
 
 
 def _begin_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
     """Return the effects of a member; control tools have none and are done here."""
-    if type(member) is Raced:
+    if isinstance(member, Raced):
         return (yield from _begin_race(member))
-    if type(member) is not ToolMember:
+    if not isinstance(member, ToolMember):
         return member.effects()
     if member.result is not None:
         yield from member.show()
@@ -454,14 +456,14 @@ def _ask_round(run: RunState, asking: Sequence[_AskedCall], *, together: bool) -
     again: list[_AskedCall] = []
     for same, effect, outcome in zip(alike, effects, outcomes, strict=True):
         for call, _ in same:
-            if type(outcome) is Stop:
+            if isinstance(outcome, Stop):
                 call.close(outcome)
             # Nobody who could not be asked has agreed (reliability:PM30).
-            elif type(outcome) is Failure:
+            elif isinstance(outcome, Failure):
                 _deny(call, f"Nobody could be asked: {outcome.error}")
             else:
                 again += yield from _apply_answer(call, effect, outcome.value)  # type: ignore[union-attr]
-        stops += [outcome] if type(outcome) is Stop else []
+        stops += [outcome] if isinstance(outcome, Stop) else []
     if stops:
         raise Stopped(merge_stops(stops))
     return again

@@ -135,7 +135,7 @@ def carry_out(member: EffectMember) -> Flow[Any]:
     # Calls that the driver performs are shown by it, as they begin. Those that have no effect of their own to be shown
     # by (control tools, children, questions) show themselves here; the table says which, so that nobody has to know it
     # twice.
-    if type(member) is ToolMember and CALLS[member.how].is_shown:  # type: ignore[index]
+    if isinstance(member, ToolMember) and CALLS[member.how].is_shown:  # type: ignore[index]
         return _driven(member) if member.how == "drives" else _carried_out_shown(member)
     return _carried_out(member)
 
@@ -158,7 +158,12 @@ def _carried_out(member: EffectMember) -> Flow[Any]:
     if member.failure is not None:
         raise raisable_error(member.failure)
     result = member.result
-    if type(result) is ToolResult and result.status == "pending" and type(member) is ToolMember and member.is_followed:
+    if (
+        isinstance(result, ToolResult)
+        and result.status == "pending"
+        and isinstance(member, ToolMember)
+        and member.is_followed
+    ):
         yield from follow_up(member)
     return member.result
 
@@ -213,7 +218,7 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
 def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
     run, asked = call.run, author.send(None)
     for _ in range(MAX_FOLLOWED):
-        if type(asked) is Returned:
+        if isinstance(asked, Returned):
             result: ToolResult = asked.value
             return result
         try:
@@ -222,7 +227,7 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
             if type(asked) not in MEMBERS:
                 raise describe_yield(author.what, asked, author.location, OF_STEPS)
             member = member_of(run, asked)
-            if type(member) is StartMember:
+            if isinstance(member, StartMember):
                 member.begin_by(call)
             value = yield from carry_out(member)
         # Thrown in at its own yield, as into a handler, so a tool may do something else when nobody answers.
@@ -296,12 +301,12 @@ class ChildMember(EffectMember):
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
         """Take the child's result, and count it."""
         (outcome,) = outcomes
-        if type(outcome) is Stop:
+        if isinstance(outcome, Stop):
             self.run.spent.count_stopped(outcome)
             return outcome
         # A child that stands alone and could not be started is the author's mistake and is raised. But depth is used up
         # by what others did above, so a recursive agent gets a failed child, looks at its status, and ends by itself.
-        if type(outcome) is Failure and not self._of and not _is_too_deep(outcome.error):
+        if isinstance(outcome, Failure) and not self._of and not _is_too_deep(outcome.error):
             self.failure = outcome.error
             return None
         self.result = _child_of(outcome, self._asked.agent_id)
@@ -315,7 +320,7 @@ def _is_too_deep(error: StepEngineError) -> bool:
 
 def _child_of(outcome: Single, agent_id: str) -> Any:
     """Return what a child gave; one that never ran has a failed result."""
-    if type(outcome) is Failure:
+    if isinstance(outcome, Failure):
         return ChildResult(agent_id=agent_id, status="failed", error=outcome.error)
     return outcome.value  # type: ignore[union-attr]
 
@@ -337,15 +342,15 @@ class Performed(EffectMember):
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
         """Take what the function returned."""
         (outcome,) = outcomes
-        if type(outcome) is Value:
+        if isinstance(outcome, Value):
             self.result = self.value_of(outcome)
-        elif type(outcome) is Failure:
+        elif isinstance(outcome, Failure):
             error = self.failure = outcome.error
             # Among others the failure is an entry, and after a replay it must be equal to the live one: an exception of
             # the author's own class may not be storable, so the entry holds its kind by name and its text.
             same = isinstance(error, PerformError)
             self.result = error if same else PerformError(str(error), kind=type(error).__name__)
-        return outcome if type(outcome) is Stop else None
+        return outcome if isinstance(outcome, Stop) else None
 
     def value_of(self, outcome: Value) -> Any:
         """Return what the handler gets of an outcome."""
@@ -479,11 +484,11 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
     for effect, outcome in zip(member.handed_out, outcomes, strict=True):
         # Counted first, all of them: what was answered was paid for, also when a sibling was stopped and nobody gets to
         # see the replies.
-        if type(outcome) is Value:
+        if isinstance(outcome, Value):
             member.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
             member.run.side_events.unread(outcome.value)
             replies.append(outcome.value)
-    stops = [outcome for outcome in outcomes if type(outcome) is Stop]
+    stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
     if stops:
         return merge_stops(stops)
     if replies:
@@ -522,11 +527,11 @@ class WaitMember(EffectMember):
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
         """Take the outcome."""
         (outcome,) = outcomes
-        if type(outcome) is Value:
+        if isinstance(outcome, Value):
             self.result = self.value_of(outcome)
-        elif type(outcome) is Failure:
+        elif isinstance(outcome, Failure):
             self.failure = self.result = outcome.error
-        return outcome if type(outcome) is Stop else None
+        return outcome if isinstance(outcome, Stop) else None
 
     def wakes(self, timeout: float | None) -> int | None:
         """Return when *timeout* seconds from now have passed, in milliseconds since the root run was created."""
@@ -598,7 +603,10 @@ class StartMember(EffectMember):
         Raises:
             AgentError: for a name that the run may not spawn; by a definition a tool may start what it carries.
         """
-        run, carried = self.run, call.binding.runs.agents if call.binding and type(call.binding.runs) is Driving else ()
+        run, carried = (
+            self.run,
+            call.binding.runs.agents if call.binding and isinstance(call.binding.runs, Driving) else (),
+        )
         allowed = run.plan.agents
         for one in self._asked.calls:
             # A name could be any agent of the engine, so what this run may spawn is asked. A definition is an object
@@ -621,12 +629,12 @@ class StartMember(EffectMember):
         refs: list[ChildRef[Any]] = []
         stops: list[Stop] = []
         for outcome in outcomes:
-            if type(outcome) is Stop:
+            if isinstance(outcome, Stop):
                 stops.append(outcome)
-            elif type(outcome) is Failure:
+            elif isinstance(outcome, Failure):
                 self.failure = self.failure or outcome.error
             else:
-                ref: ChildRef[Any] = outcome.value  # type: ignore[union-attr]
+                ref: ChildRef[Any] = outcome.value
                 refs.append(ref)
                 # Those that did start are taken note of although a sibling failed: they are at work, and have to be
                 # ended with the run.
@@ -737,7 +745,7 @@ OF_STEPS = ", ".join([kind.__name__ for kind in MEMBERS])
 
 def member_of(run: RunState, asked: Alone, *, of: int = 0) -> EffectMember:
     """Return the member for what stands alone, or (*of*) is one of so many children in a ``Parallel``."""
-    if type(asked) is y.AgentCall:
+    if isinstance(asked, y.AgentCall):
         return ChildMember(run, asked, of=of)
     member: EffectMember = MEMBERS[type(asked)](run, asked)
     return member
@@ -768,7 +776,7 @@ class Raced(EffectMember):
     def begin(self) -> Sequence[Leaf]:
         """Return the effects of all, where none of them can have its result before it is performed."""
         for member in self.members:
-            if type(member) is Raced:
+            if isinstance(member, Raced):
                 member.begin()
             else:
                 member.effects()
@@ -807,7 +815,7 @@ class Raced(EffectMember):
     def conclude(self) -> None:
         """Make the result, once the winner has its own."""
         winner = self.members[self._won]
-        if type(winner) is Raced:
+        if isinstance(winner, Raced):
             winner.conclude()
         self.result = self._won, winner.result
 
@@ -895,7 +903,7 @@ class ToolMember(EffectMember):
         if self.result is None or self.result.status != "pending" or self.binding is None:
             return False
         runs = self.binding.runs
-        return type(runs) is Ordinary and runs.follow is not None
+        return isinstance(runs, Ordinary) and runs.follow is not None
 
     @property
     def has_ended_turn(self) -> bool:
@@ -984,7 +992,7 @@ class ToolMember(EffectMember):
                 # moment in which the child is planned.
                 parent = partial(run.inheritable, asked.tool_call_id)
                 self._children = children_of(run, asked, runs, validated.input, parent)
-                self.handed_out = [child for child in self._children if type(child) is ef.Spawn]
+                self.handed_out = [child for child in self._children if isinstance(child, ef.Spawn)]
                 self.is_fault = len(self.handed_out) < len(self._children)
             case Yielding():
                 self.handed_out = (self._effect(CallBody, validated, at=run.now, values=run.values),)
@@ -1020,27 +1028,27 @@ class ToolMember(EffectMember):
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
         """Take the outcomes of the effects: the result, and whatever else a call leaves in its run."""
         runs = self.binding.runs  # type: ignore[union-attr]
-        if type(runs) is Control:
+        if isinstance(runs, Control):
             return None
-        if type(runs) is Spawning:
+        if isinstance(runs, Spawning):
             return self._take_children(runs, outcomes)
         (outcome,) = outcomes
-        if type(outcome) is Stop:
+        if isinstance(outcome, Stop):
             # What the body did until it was stopped is counted now, since it was paid for; the changes it wants are
             # made when it has come to its end, or they would be made twice.
             if outcome.body is not None:
                 self.run.take_body(outcome.body, self.asked.tool_name, was_stopped=True)
             self.close(outcome)
             return outcome
-        if type(outcome) is Failure:
+        if isinstance(outcome, Failure):
             error = self.failure = outcome.error
             result = ToolResult.error(f"Not executed: {error}" if is_spent(error) else str(error))
         else:
-            value = outcome.value  # type: ignore[union-attr]
-            result = runs.shown(value) if type(runs) is Asking else value
+            value = outcome.value
+            result = runs.shown(value) if isinstance(runs, Asking) else value
         # Before the call is settled: what the body changed must be there when the result appears, so that the very next
         # call or hook finds it. A `Failure` has changed nothing, as it never got to the body.
-        if type(outcome) is Value and outcome.body is not None:
+        if isinstance(outcome, Value) and outcome.body is not None:
             self.run.take_body(outcome.body, self.asked.tool_name)
         self.settle(result, outcome.at)
         return None
@@ -1051,12 +1059,12 @@ class ToolMember(EffectMember):
         for effect, outcome in zip(self.handed_out, outcomes, strict=True):
             # Those that ended are counted although the call as a whole is stopped: the sums of a run must hold what was
             # paid (reliability:I10). When it goes on, the recorded ones are answered and none runs twice.
-            if type(outcome) is Stop:
+            if isinstance(outcome, Stop):
                 run.spent.count_stopped(outcome)
             else:
                 ran.append(_child_of(outcome, effect.agent_id))  # type: ignore[union-attr]
                 run.spent.count_child(ran[-1])
-        stops = [outcome for outcome in outcomes if type(outcome) is Stop]
+        stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
         if stops:
             stop = merge_stops(stops)
             self.close(stop)

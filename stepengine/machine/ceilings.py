@@ -30,10 +30,10 @@ def with_more(run: RunState, effect: Leaf | Gather | Compute, outcome: Failure |
     What was refused is asked for again as long as they allow more. With a no it stays refused; where nobody answers, it is what
     the run is suspended at. Of a race, the members that were refused try again alone: those they had beaten have been given up.
     """
-    leaves: Sequence[Any] = effect.effects if type(effect) is Gather else (effect,)
-    outcomes: list[Single] = list(outcome.outcomes) if type(outcome) is Gathered else [outcome]  # type: ignore[list-item]
+    leaves: Sequence[Any] = effect.effects if isinstance(effect, Gather) else (effect,)
+    outcomes: list[Single] = list(outcome.outcomes) if isinstance(outcome, Gathered) else [outcome]
     asked: set[str] = set()
-    while not any(type(one) is Stop for one in outcomes):
+    while not any(isinstance(one, Stop) for one in outcomes):
         questions = [_question_in(one) for one in outcomes]
         question = next((q for q in questions if q is not None and q.id not in asked), None)
         if question is None:
@@ -43,16 +43,16 @@ def with_more(run: RunState, effect: Leaf | Gather | Compute, outcome: Failure |
         asking = AskPerson(run.number(), (question,), "limit")
         yield from map(Notify, run.side_events.before(asking))
         answer = run.receive((yield asking), asking)
-        if type(answer) is Stop:
+        if isinstance(answer, Stop):
             again: Sequence[Single] = [answer] * len(places)
-        elif type(answer) is Value and ceiling_of(question, answer.value[0]) is not None:
+        elif isinstance(answer, Value) and ceiling_of(question, answer.value[0]) is not None:
             again = yield from _again(run, effect, [leaves[n] for n in places])
         else:
             continue
         for n, one in zip(places, again, strict=True):
             outcomes[n] = one
     settled = [_without_more(one) for one in outcomes]
-    return Gathered(tuple(settled)) if type(outcome) is Gathered else settled[0]
+    return Gathered(tuple(settled)) if isinstance(outcome, Gathered) else settled[0]
 
 
 def more_steps(run: RunState) -> Flow[bool]:
@@ -66,7 +66,7 @@ def more_steps(run: RunState) -> Flow[bool]:
     )
     question = question_about(error)
     outcome: Any = yield AskPerson(run.number(), (question,), "limit")
-    if type(outcome) is Failure:
+    if isinstance(outcome, Failure):
         return False
     allowed = ceiling_of(question, run.unwrap(outcome)[0])
     if allowed is None:
@@ -77,14 +77,14 @@ def more_steps(run: RunState) -> Flow[bool]:
 
 def _question_in(outcome: Single) -> Question | None:
     """Return what an outcome wants people to be asked, if it does."""
-    error = outcome.error if type(outcome) is Failure else None
+    error = outcome.error if isinstance(outcome, Failure) else None
     return question_about(error) if asks(error) else None
 
 
 def _again(run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Leaf]) -> Flow[Sequence[Single]]:
     """Ask again for what was refused, under new numbers."""
     leaves = [attrs.evolve(leaf, seq=run.number()) for leaf in refused]
-    if type(effect) is not Gather:
+    if not isinstance(effect, Gather):
         yield from map(Notify, run.side_events.before(leaves[0]))
         return [(yield leaves[0])]  # type: ignore[list-item]
     together = Gather(tuple(leaves), concurrency=effect.concurrency)
@@ -94,7 +94,7 @@ def _again(run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Lea
 
 def _without_more(outcome: Single) -> Single:
     """Return a refusal that nobody will be asked about any more, like one of a limit that does not ask."""
-    if type(outcome) is not Failure or not isinstance(outcome.error, LimitExceeded) or outcome.error.more is None:
+    if not isinstance(outcome, Failure) or not isinstance(outcome.error, LimitExceeded) or outcome.error.more is None:
         return outcome
     error = outcome.error
     return attrs.evolve(outcome, error=LimitExceeded(error.message, kind=error.kind, limit=error.limit))

@@ -98,6 +98,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
     run.authors.append(author)
     try:
         asked = author.send(None)
+        # By `type`: a value of the author may raise when it is asked for its class.
         while type(asked) is not Returned:
             if throws >= MAX_LIMIT_THROWS:
                 run.side_events.warn(f"{author.what} went on after its limit was spent and was closed")
@@ -126,7 +127,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
 
 
 def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
-    if type(value) is y.StepResult:
+    if isinstance(value, y.StepResult):
         if run.plan.body is not None:
             msg = f"{author.what} returned a StepResult, which is no result of a tool; {y.YIELD_FROM}"
             raise BadYield(msg)
@@ -137,7 +138,7 @@ def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
 
 
 def _may_have_spawned(run: RunState, asked: Any) -> bool:
-    return type(asked) is not y.ToolCall or run.bindings[asked.tool].runs.how == "spawns"
+    return not isinstance(asked, y.ToolCall) or run.bindings[asked.tool].runs.how == "spawns"
 
 
 def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:
@@ -153,8 +154,8 @@ def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.Step
 
 def _why_not(asked: object, answer: y.StepResult) -> str:
     """Return why children of *asked* failed; ``""`` when none did."""
-    if type(asked) is not y.ToolCall:
-        children = answer.value if type(asked) is y.Parallel else (answer.value,)
+    if not isinstance(asked, y.ToolCall):
+        children = answer.value if isinstance(asked, y.Parallel) else (answer.value,)
         failed = [c for c in children if isinstance(c, ChildResult) and c.is_error]
         return "; ".join([f"{c.agent_id!r} failed: {c.why or c.status.value}" for c in failed])
     result = answer.tool_result
@@ -184,13 +185,13 @@ def _compute(run: RunState, asked: Compute) -> Answer:
     # What a sandbox worked out is recorded, unlike a turn of a handler: a replay then needs no sandbox, and one of
     # another version cannot come to something else.
     known = cast("ToolBody", run.plan.body).recalled(len(run.computed))
-    if type(known) is Stop:
+    if isinstance(known, Stop):
         run.receive(known, asked)
         raise Stopped(known)
     outcome = yield asked if known is None else attrs.evolve(asked, known=cast("Any", known))
-    if type(outcome) is Stop:
+    if isinstance(outcome, Stop):
         raise Stopped(outcome)
-    if type(outcome) is Failure:
+    if isinstance(outcome, Failure):
         run.take_computed(None)
         raise outcome.error
     value = freeze(cast("Value", outcome).value)
@@ -201,9 +202,9 @@ def _compute(run: RunState, asked: Compute) -> Answer:
 def _turn(run: RunState, asked: Compute) -> Answer:
     """Advance a handler that runs in a sandbox; nothing of it is recorded, since the handler runs again in a replay."""
     outcome = yield asked
-    if type(outcome) is Stop:
+    if isinstance(outcome, Stop):
         raise Stopped(outcome)
-    if type(outcome) is Failure:
+    if isinstance(outcome, Failure):
         raise outcome.error
     return _result(run, value=cast("Value", outcome).value)
 
@@ -215,7 +216,7 @@ def _refuse(run: RunState, author: Author, asked: object) -> NoReturn:
     said = describe_yield(author.what, asked, _place(author), ACCEPTED_OF_TOOLS).message
     if type(asked) in YIELDS:
         said += " A tool has no conversation of its own: let an agent do it, with AgentCall(...)."
-    elif type(asked) is str:
+    elif isinstance(asked, str):
         said += " Its result is what it returns; `ctx.notify(...)` tells whoever watches how far it is."
     raise BadYield(said, location=author.location)
 
@@ -286,9 +287,9 @@ def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMember:
 def _is_of_conversation(binding: ToolBinding) -> bool:
     """Return whether a tool touches the conversation of the run that calls it."""
     runs = binding.runs
-    if type(runs) is Control and runs.action in OF_CONVERSATION:
+    if isinstance(runs, Control) and runs.action in OF_CONVERSATION:
         return True
-    return binding.spec.ends_turn or (type(runs) is Spawning and runs.is_inline)
+    return binding.spec.ends_turn or (isinstance(runs, Spawning) and runs.is_inline)
 
 
 def _tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answer:
@@ -343,7 +344,7 @@ def _leaves(asked: Sequence[Any]) -> Sequence[Any]:
     """Return what stands in a ``Parallel`` or ``Race``, with the members of races in their places."""
     if y.Race not in map(type, asked):
         return asked
-    return [leaf for one in asked for leaf in (_leaves(one.members) if type(one) is y.Race else (one,))]
+    return [leaf for one in asked for leaf in (_leaves(one.members) if isinstance(one, y.Race) else (one,))]
 
 
 def _members(run: RunState, author: Author, asked: Sequence[Any], leaves: Sequence[Any]) -> list[EffectMember]:
@@ -373,7 +374,7 @@ def _batch(
 
 
 def _member(run: RunState, author: Author, asked: Any, *, children: int) -> EffectMember:
-    if type(asked) is y.Race:
+    if isinstance(asked, y.Race):
         return Raced(run, [_member(run, author, one, children=children) for one in asked.members])
     if not isinstance(asked, y.ToolCall):
         return member_of(run, asked, of=children)

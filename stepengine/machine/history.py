@@ -113,7 +113,7 @@ class RunHistory:
 
     def add(self, messages: Sequence[Message]) -> None:
         """Append messages to record and view."""
-        if self.last_word and any(type(m) is AssistantMessage and m.text.strip() for m in messages):
+        if self.last_word and any(isinstance(m, AssistantMessage) and m.text.strip() for m in messages):
             self.last_word = ""
         self._extend(messages)
         self._note_times(messages)
@@ -194,7 +194,7 @@ class RunHistory:
         """Return the texts of the last assistant messages that follow each other, the newest first."""
         texts: list[str] = []
         for message in self._newest_first():
-            if type(message) is not AssistantMessage:
+            if not isinstance(message, AssistantMessage):
                 if texts:
                     break
             elif not _is_one_call(message):
@@ -225,17 +225,17 @@ class RunHistory:
         """
         record, at = self.record, suspended_at(self.record)
         reply = None if at is None else record[at]
-        if at is None or type(reply) is not AssistantMessage:
+        if at is None or not isinstance(reply, AssistantMessage):
             return []
         after = at + 1 + len(reply.tool_calls)
-        self.open_step = (reply, tuple([m for m in record[at + 1 : after] if type(m) is ToolMessage]))
+        self.open_step = (reply, tuple([m for m in record[at + 1 : after] if isinstance(m, ToolMessage)]))
         shown = next((i for i in range(len(self.view) - 1, -1, -1) if self.view[i] is reply), len(self.view))
         same = self.view is record
         self.record = Transcript(record[:at])
         self.view = self.record if same else Transcript(self.view[:shown])
         self.start = min(self.start, at)
         self._find_results()
-        return [m for m in record[after:] if type(m) is UserMessage]
+        return [m for m in record[after:] if isinstance(m, UserMessage)]
 
     # --- how long things stay ---------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class RunHistory:
 
     def _note_results(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            if type(message) is ToolMessage and message.tool_name in self._keeps:
+            if isinstance(message, ToolMessage) and message.tool_name in self._keeps:
                 self._shown_results[message.tool_name].append(message.tool_call_id)
 
     def expire_results(self) -> None:
@@ -310,9 +310,11 @@ class RunHistory:
     def _said_before(self, call_id: str) -> AssistantMessage | None:
         said: list[AssistantPart] = []
         for part in self.open_reply.content if self.open_reply is not None else ():
-            if type(part) is ToolCallPart and part.tool_call_id == call_id:
+            if isinstance(part, ToolCallPart) and part.tool_call_id == call_id:
                 break
-            if (type(part) is TextPart and part.text.strip()) or (type(part) is ThinkingPart and _is_thought(part)):
+            if (isinstance(part, TextPart) and part.text.strip()) or (
+                isinstance(part, ThinkingPart) and _is_thought(part)
+            ):
                 said.append(part)
         return AssistantMessage(tuple(said), ("OPEN_REPLY",)) if said else None
 
@@ -397,7 +399,7 @@ def _is_thought(part: ThinkingPart) -> bool:
 
 def _is_one_call(message: AssistantMessage) -> bool:
     """Return whether a message holds a call and nothing else, as most do."""
-    return len(message.content) == 1 and type(message.content[0]) is ToolCallPart
+    return len(message.content) == 1 and isinstance(message.content[0], ToolCallPart)
 
 
 def _transcript_of(messages: Transcript, kept: list[Message]) -> Transcript:
@@ -406,6 +408,6 @@ def _transcript_of(messages: Transcript, kept: list[Message]) -> Transcript:
 
 def _time_of(message: Message) -> TimeToLive | None:
     """Return the time-to-live of a message; one with calls stays, since its results stand on it."""
-    if message.ttl is None or (type(message) is AssistantMessage and message.tool_calls):
+    if message.ttl is None or (isinstance(message, AssistantMessage) and message.tool_calls):
         return None
     return message.ttl

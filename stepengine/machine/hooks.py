@@ -71,13 +71,13 @@ def _call(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed
         raise handler_error(_what(run, point, hook), error) from error
     # A hook may be a plain function, which is most of them, or a generator that asks for I/O. Only the second needs
     # somebody who drives it.
-    if type(value) is GeneratorType:
+    if isinstance(value, GeneratorType):
         value = yield from _drive(run, _what(run, point, hook), value)
     if value is None or issubclass(type(value), allowed):
         _check_change(run, point, hook, value)
         return value
     if hasattr(type(value), "__await__"):
-        if type(value) is CoroutineType:
+        if isinstance(value, CoroutineType):
             value.close()
         how = "is async; write a generator function and `yield from Perform(fn, ...)`"
         raise _wrong(run, point, hook, how)
@@ -103,7 +103,7 @@ def _drive(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flo
     try:
         asked = author.send(None)
         for _ in range(MAX_YIELDS):
-            if type(asked) is Returned:
+            if isinstance(asked, Returned):
                 return asked.value
             try:
                 answer = yield from _answer(run, author, asked)
@@ -143,9 +143,9 @@ def _race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
 
 
 def _racer(run: RunState, author: Author, asked: Any) -> EffectMember:
-    if type(asked) is Race:
+    if isinstance(asked, Race):
         return Raced(run, [_racer(run, author, one) for one in asked.members])
-    if type(asked) is ToolCall or type(asked) not in YIELDS:
+    if isinstance(asked, ToolCall) or type(asked) not in YIELDS:
         raise describe_yield(author.what, asked, author.location, RACED)
     return member_of(run, asked)
 

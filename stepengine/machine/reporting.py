@@ -53,7 +53,9 @@ def wait_for_children(run: RunState) -> Flow[bool]:
 def _is_told(run: RunState) -> bool:
     if run.background is NO_CHILDREN or not run.background.at_work:
         return False
-    return any(type(b.runs) is Driving and b.runs.reports for b in map(run.bindings.get, run.offered) if b is not None)
+    return any(
+        isinstance(b.runs, Driving) and b.runs.reports for b in map(run.bindings.get, run.offered) if b is not None
+    )
 
 
 def _hear(run: RunState, need: int, timeout: float | None) -> Flow[bool]:

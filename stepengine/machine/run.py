@@ -163,7 +163,7 @@ def _run_timed(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T]:
     try:
         effect = flow.send(None)
         while True:
-            if worked > limit and type(effect) is not Notify:
+            if worked > limit and not isinstance(effect, Notify):
                 msg = f"{timed_out(body.tool_name, body.timeout)} of work"
                 effect = flow.throw(ToolError(msg, tool_name=body.tool_name))
                 continue
@@ -183,7 +183,7 @@ NO_WORK = (AskPerson, *RUNS, *WAITS)
 
 def _waits(effect: Effect) -> bool:
     """Return whether an effect is not work of the body that asks for it, but a person, a time, a message, or a run of its own."""
-    members = effect.effects if type(effect) is Gather else (effect,)
+    members = effect.effects if isinstance(effect, Gather) else (effect,)
     return any(type(member) in NO_WORK for member in members)
 
 
@@ -225,7 +225,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
     try:
         effect = send(None)
         while True:
-            is_shown = type(effect) is Notify
+            is_shown = isinstance(effect, Notify)
             # After a stop nothing is handed out. It is raised where the part of the machine asks, so that each
             # `finally` and `except Stopped` on the way out gives its calls a result.
             if run.stop is not None and not is_shown:
@@ -240,7 +240,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
             if is_shown:
                 effect = send(None)
                 continue
-            if type(outcome) is Value and type(effect) is not Gather:
+            if isinstance(outcome, Value) and not isinstance(effect, Gather):
                 # All that ``receive`` does with what nearly every outcome is.
                 run.hear(outcome)
                 effect = send(outcome)

@@ -405,19 +405,19 @@ class RunState:
     def _receive_all(self, outcome: Any, effects: Sequence[Leaf]) -> Gathered:
         # The number is checked, since outcomes belong to their effects by position alone: one that is missing would
         # give everybody behind it the result of its neighbour.
-        if type(outcome) is not Gathered or len(outcome.outcomes) != len(effects):
+        if not isinstance(outcome, Gathered) or len(outcome.outcomes) != len(effects):
             msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
             raise StepEngineError(msg)
         pairs = zip(outcome.outcomes, effects, strict=True)
         return Gathered(tuple([self.receive(one, effect) for one, effect in pairs]))  # type: ignore[misc]  # none is a Gather
 
     def _stopped_by(self, stop: Stop, effect: Leaf | Compute) -> Stop:
-        if type(effect) is AskPerson and stop.kind == "suspended" and not stop.questions:
+        if isinstance(effect, AskPerson) and stop.kind == "suspended" and not stop.questions:
             stop = Stop(stop.kind, stop.at, stop.error, effect.questions)
         # The first stop is why the run ends; members of a group that are cut because of it bring stops of their own.
         self.stop = self.stop or stop
         # What a model call had used when it was cut off was paid for, although no reply ever came (reliability:MP30).
-        if stop.begun is not None and type(effect) is CallModel:
+        if stop.begun is not None and isinstance(effect, CallModel):
             self.spent.count(effect.request.model, stop.begun.usage, stop.begun.cost, 1)
         return stop
 
@@ -425,26 +425,26 @@ class RunState:
         # By name: some errors of models tell what the failed attempts had used, and the sums of the run hold it
         # (reliability:I10).
         usage = getattr(error, "usage", None)
-        if type(effect) is CallModel and isinstance(usage, Usage):
+        if isinstance(effect, CallModel) and isinstance(usage, Usage):
             self.spent.count(effect.request.model, usage, None, 0)
         if is_spent(error):
             self.budget.reach(error)
 
     def unwrap(self, outcome: Single) -> Any:
         """Return the value of a received outcome, or raise what happened instead."""
-        if type(outcome) is Value:
+        if isinstance(outcome, Value):
             return outcome.value
-        if type(outcome) is Failure:
+        if isinstance(outcome, Failure):
             # A spent limit is raised as a `BaseException`: an author's `except Exception` around a step must not take
             # it for a tool that failed, or the handler would go on without a budget (reliability:GN09).
             raise raisable_error(outcome.error)
-        self.spent.count_stopped(outcome)  # type: ignore[arg-type]  # the third of three
-        raise Stopped(outcome)  # type: ignore[arg-type]
+        self.spent.count_stopped(outcome)
+        raise Stopped(outcome)
 
     def take_reply(self, outcome: Any, effect: CallModel) -> ModelReply:
         """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt."""
         # The value is taken here without a call where there is one, as nearly always.
-        reply: ModelReply = outcome.value if type(outcome) is Value else self.unwrap(outcome)
+        reply: ModelReply = outcome.value if isinstance(outcome, Value) else self.unwrap(outcome)
         used, request = reply.usage, effect.request
         self.spent.count(reply.model or request.model, used, reply.cost, 1)
         # How large the next request is can only be estimated; what the provider counted for this one corrects the
@@ -606,11 +606,11 @@ class RunState:
         self.spent.count_body(body)
         # In the order in which the body made them, as if the caller had made them itself.
         for change in body.changes:
-            if type(change) is UserMessage:
+            if isinstance(change, UserMessage):
                 self.inbox.append(change)
             elif was_stopped:
                 continue
-            elif type(change) is Change:
+            elif isinstance(change, Change):
                 self.apply(change, by)
                 if self.plan.body is None and change.context is not None and "todos" in change.context:
                     self.side_events.todos(change.context["todos"])

@@ -417,14 +417,14 @@ def _is_cut_text(reply: ModelReply) -> bool:
     if reply.stop_reason is not MAX_TOKENS or not reply.said.strip():
         return False
     # Thoughts may stand before it, since they go back as they came; half a call may not.
-    return all(type(part) is TextPart or type(part) is ThinkingPart for part in reply.content)
+    return all(isinstance(part, (TextPart, ThinkingPart)) for part in reply.content)
 
 
 def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
     """Return the function that gives ids to the calls that follow those of an unfinished reply."""
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
-    held = sum(type(part) is ToolCallPart for part in paused.content)
+    held = sum(isinstance(part, ToolCallPart) for part in paused.content)
     return lambda number: run.coming_call_id(held + number)
 
 
@@ -445,7 +445,7 @@ def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
     calls: list[ToolCallPart] = []
     last = len(reply.content) - 1
     for index, part in enumerate(reply.content):
-        if type(part) is not ToolCallPart:
+        if not isinstance(part, ToolCallPart):
             parts.append(part)
         # Its input is half of something, which may even parse. Kept as text the model sees what it had begun; kept as a
         # call somebody would carry it out (reliability:MP55).
@@ -498,7 +498,7 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
 
 def _is_empty(parts: Sequence[AssistantPart]) -> bool:
     """Return whether a reply says nothing at all, not even a blank, which ends a turn (generator-contract:G53)."""
-    return all(type(p) is TextPart and not p.text for p in parts)
+    return all(isinstance(p, TextPart) and not p.text for p in parts)
 
 
 def _is_only_thoughts(reply: ModelReply) -> bool:
@@ -558,7 +558,9 @@ def _commit(run: RunState, message: AssistantMessage, calls: Sequence[ToolMember
             # With its own words in the history the model would take the result for that of another input.
             ran[call.accepted.tool_call_id] = call.accepted
     if ran:
-        parts = [ran.get(part.tool_call_id, part) if type(part) is ToolCallPart else part for part in message.content]
+        parts = [
+            ran.get(part.tool_call_id, part) if isinstance(part, ToolCallPart) else part for part in message.content
+        ]
         message = attrs.evolve(message, content=tuple(parts))
     run.history.commit(message, results)
 

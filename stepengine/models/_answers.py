@@ -81,17 +81,17 @@ def as_text(reply: ModelReply, schema: Mapping[str, object]) -> ModelReply:
     text = TextPart(_text_of(answers[0], schema))
     stop = StopReason.END_TURN if reply.stop_reason is StopReason.TOOL_USE else reply.stop_reason
     # What was said beside the answer is no part of it, and the text of the reply has to be JSON.
-    kept = [part for part in parts if type(part) is not TextPart]
+    kept = [part for part in parts if not isinstance(part, TextPart)]
     data = {**reply.provider_data, "output": "tool"}
     return attrs.evolve(reply, content=(*kept, text), stop_reason=stop, provider_data=data)
 
 
 def _is_answer(part: AssistantPart) -> bool:
-    return type(part) is ToolCallPart and part.tool_name == ANSWER
+    return isinstance(part, ToolCallPart) and part.tool_name == ANSWER
 
 
 def _text_of(part: AssistantPart, schema: Mapping[str, object]) -> str:
-    if type(part) is not ToolCallPart:
+    if not isinstance(part, ToolCallPart):
         return ""
     if part.raw_input is not None:
         return part.raw_input

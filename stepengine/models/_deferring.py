@@ -44,7 +44,7 @@ def loaded_by(data: Mapping[str, object]) -> list[str]:
 
 def referred(message: Message) -> Names:
     """Return the names of the tools that a result refers to."""
-    return tuple([part.tool_name for part in message.content if type(part) is ToolReferencePart])
+    return tuple([part.tool_name for part in message.content if isinstance(part, ToolReferencePart)])
 
 
 @frozen
@@ -64,11 +64,11 @@ class _ToolsInConversation:
         """Return what is known behind *message*; of what providers keep for themselves only that of *provider* counts."""
         named, shown = [], []
         for part in message.content:
-            if type(part) is ToolCallPart:
+            if isinstance(part, ToolCallPart):
                 named.append(part.tool_name)
-            elif type(part) is ToolReferencePart:
+            elif isinstance(part, ToolReferencePart):
                 shown.append(part.tool_name)
-            elif type(part) is OpaquePart and part.provider == provider:
+            elif isinstance(part, OpaquePart) and part.provider == provider:
                 shown += loaded_by(part.data)
         if not (named or shown):
             return self

@@ -451,7 +451,9 @@ def _problem(content: bytes | Mapping[str, object]) -> _Problem:
         return _Problem(printable(str(error), QUOTED), frozenset(), None)
     details = error.get("details")
     code = details.get("error_code") if isinstance(details, Mapping) else None
-    told = [detail.get("reason") for detail in details if isinstance(detail, Mapping)] if type(details) is list else []
+    told = (
+        [detail.get("reason") for detail in details if isinstance(detail, Mapping)] if isinstance(details, list) else []
+    )
     reasons = [reason for reason in told if isinstance(reason, str) and reason in WRONG_KEY_WORDS]
     given = (error.get("type"), error.get("code"), error.get("status"), code, *reasons)
     words = [printable(str(word), MAX_WORD) for word in given if word is not None]

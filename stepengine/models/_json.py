@@ -121,7 +121,7 @@ def newer_in(source: Mapping[str, object], known: frozenset[str]) -> dict[str, A
 
 def count_of(value: object) -> int | None:
     """Return a number of tokens; ``None`` for anything else: other kinds, negative, broken and impossible numbers."""
-    if type(value) is float and value.is_integer():
+    if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value <= MAX_COUNT else None
 

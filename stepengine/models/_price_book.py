@@ -393,12 +393,12 @@ def _image_tokens(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _items(reply: ModelReply) -> list[Mapping[str, Any]]:
     """Return the parts of a reply that only its provider understands."""
-    return [part.data for part in reply.content if type(part) is OpaquePart]
+    return [part.data for part in reply.content if isinstance(part, OpaquePart)]
 
 
 def _has_images(reply: ModelReply) -> bool:
     """Return whether a tool of OpenAI made an image of *reply*, and not its model itself."""
-    made = [object_in(part.provider_data, "item") for part in reply.content if type(part) is ImagePart]
+    made = [object_in(part.provider_data, "item") for part in reply.content if isinstance(part, ImagePart)]
     return any(item.get("type") == "image_generation_call" for item in (*made, *_items(reply)))
 
 

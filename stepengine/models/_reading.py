@@ -174,7 +174,7 @@ class ReplyReader:
 
     def _count(self, deltas: list[ModelDelta]) -> None:
         for delta in deltas:
-            if type(delta) is TextChunk or type(delta) is ThinkingChunk:
+            if isinstance(delta, (TextChunk, ThinkingChunk)):
                 self._text += len(delta.text)
         if self._text > MAX_TEXT:
             raise too_large(self._call, f"{MAX_TEXT} characters of text", self.usage)

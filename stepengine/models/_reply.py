@@ -90,7 +90,7 @@ def reply_of(
     """
     stop = _stop_of(stop, raw, content)
     for part in content[:-1] if stop is StopReason.MAX_TOKENS else content:
-        if type(part) is ToolCallPart and not part.tool_name.strip():
+        if isinstance(part, ToolCallPart) and not part.tool_name.strip():
             raise malformed_call(call, "it has no name", usage)
     return ModelReply(
         _cut_off(content) if stop is StopReason.MAX_TOKENS else content,
@@ -174,7 +174,7 @@ def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
     What comes after the cut, calls included, is left out; the provider bills it all the same, and a stream has shown it.
     """
     for index, part in enumerate(reply.content):
-        if type(part) is not TextPart:
+        if not isinstance(part, TextPart):
             continue
         found = [(part.text.find(stop), stop) for stop in stops if stop and stop in part.text]
         if found:
@@ -208,7 +208,7 @@ def dollars(value: object) -> Decimal | None:
     """Return a number of US dollars that a service states; ``None`` for what is not a number, negative, or more than a million."""
     return (
         Decimal(str(value))
-        if isinstance(value, int | float) and type(value) is not bool and 0 <= value <= MAX_DOLLARS
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_DOLLARS
         else None
     )
 

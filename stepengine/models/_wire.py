@@ -214,7 +214,7 @@ def schema_name(schema: Mapping[str, object]) -> str:
 
 def is_paused(request: ModelRequest) -> bool:
     """Return whether a reply that the provider paused is handed back as the last message, to be continued."""
-    return bool(request.tail) and type(request.tail[-1]) is AssistantMessage
+    return bool(request.tail) and isinstance(request.tail[-1], AssistantMessage)
 
 
 def wire_ids(

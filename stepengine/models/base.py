@@ -339,7 +339,7 @@ def deltas_of(reply: ModelReply) -> list[ModelDelta]:
     calls, deltas = 0, list[ModelDelta]()
     for part in reply.content:
         deltas += deltas_of_part(part, calls)
-        calls += type(part) is ToolCallPart
+        calls += isinstance(part, ToolCallPart)
     return deltas
 
 

@@ -442,7 +442,7 @@ class _Renamed(Provider):
         inner: Any = self._provider.stream(attrs.evolve(request, model=self._model))
         async with aclosing(inner) as deltas:
             async for delta in deltas:
-                yield ReplyDone(self._name_model(delta.reply)) if type(delta) is ReplyDone else delta
+                yield ReplyDone(self._name_model(delta.reply)) if isinstance(delta, ReplyDone) else delta
 
     def _name_model(self, reply: ModelReply) -> ModelReply:
         return reply if reply.model is not None else attrs.evolve(reply, model=self._model)

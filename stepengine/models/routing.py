@@ -159,7 +159,9 @@ class Fallback(Provider):
                 async with aclosing(inner) as deltas:
                     async for delta in deltas:
                         shown = True
-                        yield ReplyDone(_name_model(delta.reply, model, spent)) if type(delta) is ReplyDone else delta
+                        yield (
+                            ReplyDone(_name_model(delta.reply, model, spent)) if isinstance(delta, ReplyDone) else delta
+                        )
                 return
             except ModelError as error:
                 spent = _sum(spent, error.usage)

@@ -520,7 +520,7 @@ def _preview(item: Item, question: Question) -> JsonDict | None:
     """Return what the tool says of the call; errors in that are logged, and the person is asked all the same."""
     binding = item.plan.tools.get(question.tool_name or "")
     runs = None if binding is None else binding.runs
-    render = getattr(runs.tool if type(runs) is Ordinary else runs, "preview", None)
+    render = getattr(runs.tool if isinstance(runs, Ordinary) else runs, "preview", None)
     if render is None:
         return None
     try:

@@ -53,7 +53,7 @@ class BackgroundChild:
     def result(self) -> ChildResult[Any] | None:
         """How it ended; ``None`` as long as it has not, or only stands still."""
         outcome = self.outcome
-        return outcome.value if type(outcome) is Value else None
+        return outcome.value if isinstance(outcome, Value) else None
 
 
 class BackgroundChildren:
@@ -102,7 +102,7 @@ class BackgroundChildren:
             tree.root.broken(error)
             outcome = tree.root.halt()
         child.outcome = outcome
-        if type(outcome) is Value:
+        if isinstance(outcome, Value):
             tree.standstill.drop(child.path)
         if tree.hub.watched:
             for event in ended(item, outcome):
@@ -207,4 +207,4 @@ class BackgroundChildren:
 
 def _result_of(child: BackgroundChild) -> ChildResult[Any] | None:
     outcome = child.outcome
-    return outcome.child if type(outcome) is Stop else child.result
+    return outcome.child if isinstance(outcome, Stop) else child.result

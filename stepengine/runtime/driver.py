@@ -175,16 +175,16 @@ class RunTask:
     def lasting(self) -> list[Item]:
         """Return what is under way and cannot happen again, so that its result is worth some seconds."""
         busy = self.busy
-        items = [busy] if type(busy) is Item else busy.running if type(busy) is _Together else []
+        items = [busy] if isinstance(busy, Item) else busy.running if isinstance(busy, _Together) else []
         return [item for item in items if self._lasts(item)]
 
     def spare(self, stop: Stop) -> None:
         """Let nothing more begin, and cut what is under way except what is ``lasting``; children are told separately."""
         self.stopping = self.stopping or stop
         busy = self.busy
-        if type(busy) is _Together:
+        if isinstance(busy, _Together):
             busy.cut(self._is_spared)
-        elif type(busy) is not Item or not self._is_spared(busy):
+        elif not isinstance(busy, Item) or not self._is_spared(busy):
             self._kick()
 
     def _lasts(self, item: Item) -> bool:
@@ -254,7 +254,7 @@ class RunTask:
             return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions)
         address = (item.path, item.effect.seq)
         left = tree.orphans.pop(child_path(*address), None) if type(item.effect) in RUNS else None
-        child, body = (None, left) if type(item.effect) is CallBody else (left, None)
+        child, body = (None, left) if isinstance(item.effect, CallBody) else (left, None)
         begun = tree.stopped_calls.pop(address, None)
         return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions, child, begun, body)
 
@@ -262,7 +262,7 @@ class RunTask:
         """Return the outcome of an effect that comes after the run was stopped."""
         # The machine is answered, not abandoned: it asks for effects while it closes handlers and gives every call a
         # result, and it checks that a Gather has one outcome for each member.
-        return Gathered(tuple([self.halt() for _ in effect.effects])) if type(effect) is Gather else self.halt()
+        return Gathered(tuple([self.halt() for _ in effect.effects])) if isinstance(effect, Gather) else self.halt()
 
     def _kick(self) -> None:
         # Only while something is awaited. Between two effects the machine itself runs, synchronously; the drive loop
@@ -290,11 +290,11 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             effect = send(outcome)
             # Events are no effects: they have no number and no outcome, and are shown even after a stop, which ends in
             # events, too.
-            if type(effect) is Notify:
+            if isinstance(effect, Notify):
                 emit(effect.event)
                 outcome = None
                 continue
-            if type(effect) is Compute:
+            if isinstance(effect, Compute):
                 outcome = await (_turn if run.plan.body is None else _compute)(run, effect)
                 continue
             # Asked before each effect and not only by the timer: a model that answers without waiting never lets the
@@ -303,7 +303,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             if (run.stopping is not None or run.tree.deadlines) and run.must_stop():
                 outcome = run.refuse(effect)
                 continue
-            if type(effect) is Gather:
+            if isinstance(effect, Gather):
                 outcome = await _gather(run, effect)
             else:
                 # An item is what a performer is given: the effect with the plan of its run, which wrappers look at
@@ -451,7 +451,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
 async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` that has begun, and show it; whatever happens is an outcome."""
     tree = run.tree
-    shows = tree.hub.watched and not (type(item.effect) is AskPerson and _is_known(tree, item))
+    shows = tree.hub.watched and not (isinstance(item.effect, AskPerson) and _is_known(tree, item))
     began = _show_start(tree, item, type(item.effect)) if shows else None
     outcome: Single
     try:
@@ -462,9 +462,9 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     # task, which then cancels this one.
     except BaseException as error:  # noqa: BLE001
         outcome = _instead(run, item, error, alone=False)
-    if type(item.effect) is AskPerson:
+    if isinstance(item.effect, AskPerson):
         _remember(tree, item.effect, outcome)
-    elif type(item.effect) is AwaitMessage:
+    elif isinstance(item.effect, AwaitMessage):
         _take_message(tree, item, outcome)
     if began is not None:
         _show_end(tree, item, type(item.effect), outcome, began)
@@ -473,7 +473,7 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
 
 def _remember(tree: RunTree, effect: AskPerson, outcome: Single) -> None:
     """Take note of what was allowed for good, and beyond a limit: here, where answers out of a record pass by like others."""
-    if type(outcome) is not Value:
+    if not isinstance(outcome, Value):
         return
     if effect.purpose == "limit":
         tree.allow_more(effect.questions[0], outcome.value[0])

@@ -154,7 +154,7 @@ def model_finished(item: Item, outcome: Single, duration_ms: int) -> ModelFinish
     """Return what is shown after a model was called."""
     path = item.path
     effect: CallModel = item.effect  # type: ignore[assignment]
-    if type(outcome) is Value:
+    if isinstance(outcome, Value):
         reply: ModelReply = outcome.value
         return ModelFinished(
             path=path,
@@ -199,7 +199,7 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
 
 def _answer_events(item: Item, outcome: Single, at: At) -> list[Event]:
     effect: AskPerson = item.effect  # type: ignore[assignment]
-    answers = outcome.value if type(outcome) is Value else ()
+    answers = outcome.value if isinstance(outcome, Value) else ()
     del at["duration_ms"]
     pairs = zip(effect.questions, answers, strict=False)
     return [AnswerReceived(**at, question_id=q.id, answer=a.value) for q, a in pairs]
@@ -207,7 +207,7 @@ def _answer_events(item: Item, outcome: Single, at: At) -> list[Event]:
 
 def _run_finished(item: Item, outcome: Single, _: At) -> list[Event]:
     effect: Spawn = item.effect  # type: ignore[assignment]
-    return [] if effect.is_background and type(outcome) is Value else ended(item, outcome)
+    return [] if effect.is_background and isinstance(outcome, Value) else ended(item, outcome)
 
 
 def _function_finished(item: Item, outcome: Single, at: At) -> list[Event]:
@@ -216,7 +216,7 @@ def _function_finished(item: Item, outcome: Single, at: At) -> list[Event]:
 
 
 def _wait_finished(item: Item, outcome: Single, at: At) -> list[Event]:
-    return [WaitFinished(**at, kind=WAITED[type(item.effect)], is_over=type(outcome) is Value)]
+    return [WaitFinished(**at, kind=WAITED[type(item.effect)], is_over=isinstance(outcome, Value))]
 
 
 WAITED: Mapping[type[Leaf], WaitsFor] = {AwaitTime: "time", AwaitMessage: "message", AwaitRuns: "child"}
@@ -259,16 +259,16 @@ def _display_name(item: Item, effect: Spawn) -> str:
 
 
 def _error(outcome: Single) -> str:
-    if type(outcome) is Failure:
+    if isinstance(outcome, Failure):
         return outcome.error.message
-    return STOPPED if type(outcome) is Stop else ""
+    return STOPPED if isinstance(outcome, Stop) else ""
 
 
 def _kind(outcome: Single) -> str:
     """Return the class of an outcome's error, or the kind of a stop without one; ``""`` for a value."""
-    if type(outcome) is Stop and outcome.error is None:
+    if isinstance(outcome, Stop) and outcome.error is None:
         return outcome.kind
-    return type(outcome.error).__name__ if type(outcome) is Failure or type(outcome) is Stop else ""
+    return type(outcome.error).__name__ if isinstance(outcome, (Failure, Stop)) else ""
 
 
 def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
@@ -277,30 +277,30 @@ def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
         return ()
     content = reply.content
     # One call and nothing else, as most replies of an agent at work are.
-    if len(content) == 1 and type(content[0]) is ToolCallPart and reply.stop_reason is not MAX_TOKENS:
+    if len(content) == 1 and isinstance(content[0], ToolCallPart) and reply.stop_reason is not MAX_TOKENS:
         return (effect.call_id(0),)
     number = [*map(type, content)].count(ToolCallPart)
-    if number and reply.stop_reason is MAX_TOKENS and type(content[-1]) is ToolCallPart:
+    if number and reply.stop_reason is MAX_TOKENS and isinstance(content[-1], ToolCallPart):
         number -= 1  # A call that was cut off is not run.
     return tuple(map(effect.call_id, range(number)))
 
 
 def _instead_of_result(outcome: Single) -> ToolResult:
     """Return what a call that gave no result is shown with."""
-    if type(outcome) is Stop and outcome.kind == "suspended":
+    if isinstance(outcome, Stop) and outcome.kind == "suspended":
         # The body of a tool waits for somebody, and goes on where it is.
         return ToolResult.pending(outcome.questions[0].id if outcome.questions else "")
-    return ToolResult.error(_error(outcome), status="cancelled" if type(outcome) is Stop else "error")
+    return ToolResult.error(_error(outcome), status="cancelled" if isinstance(outcome, Stop) else "error")
 
 
 def _child(outcome: Single) -> ChildResult[object] | None:
-    if type(outcome) is Value:
+    if isinstance(outcome, Value):
         child: ChildResult[object] = outcome.value
         return child
-    return outcome.child if type(outcome) is Stop else None
+    return outcome.child if isinstance(outcome, Stop) else None
 
 
 def _status(outcome: Single) -> RunStatus:
-    if type(outcome) is Stop:
+    if isinstance(outcome, Stop):
         return RunStatus.SUSPENDED if outcome.kind == "suspended" else RunStatus.CANCELLED
     return RunStatus.FAILED

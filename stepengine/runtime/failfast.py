@@ -34,9 +34,9 @@ LOST = "another member of the race was first"
 
 def has_failed(outcome: Single) -> bool:
     """Return whether a member of a group failed by itself; one whose limit asks a person for more has not."""
-    if type(outcome) is Value:
+    if isinstance(outcome, Value):
         return isinstance(outcome.value, ChildResult | ToolResult) and outcome.value.is_error
-    return type(outcome) is Failure and getattr(outcome.error, "more", None) is None
+    return isinstance(outcome, Failure) and getattr(outcome.error, "more", None) is None
 
 
 class Group:
@@ -146,7 +146,7 @@ class StopOnFailure:
         """Pass an effect on; one of a watched child, or of a run below it, can be interrupted, and so can one of a race."""
         if self._racing and item.gather is not None and (item.path, item.effect.seq) in self._racing:
             return self._race(item, io)
-        if type(item.effect) is RunInBackground:
+        if isinstance(item.effect, RunInBackground):
             # Its effects are stopped one by one, and whoever started it ends it.
             return self._inner.perform(item, io)
         if self._watched and item.path:
@@ -169,10 +169,10 @@ class StopOnFailure:
         """Run a child of a watched run; when its effects were stopped for both of them, so is the run that waits for it."""
         outcome = await self._inner.perform(item, io)
         cause = self._stopped_by.pop(child_path(item.path, item.effect.seq), None)
-        if type(outcome) is not Value or cause is None or cause not in pulls:
+        if not isinstance(outcome, Value) or cause is None or cause not in pulls:
             return outcome
         self._stopped_by[item.path] = cause
-        if type(item.effect) is CallBody:
+        if isinstance(item.effect, CallBody):
             return Stop("cancelled", outcome.at, body=outcome.body)
         return Stop("cancelled", outcome.at, child=outcome.value)
 
@@ -234,7 +234,7 @@ class StopOnFailure:
             return given_up(item, self._now())
         outcome = work.result()
         # A member that only waits has not lost and not won: another may still end, in this process or a later one.
-        if type(outcome) is not Stop or outcome.kind != "suspended":
+        if not isinstance(outcome, Stop) or outcome.kind != "suspended":
             return outcome
         # Another one may have won at the moment at which this one was suspended: then there is nothing to wait for.
         if not lost.done() and not await self._tree.standstill.until(
@@ -253,7 +253,7 @@ class StopOnFailure:
 def given_up(item: Item, now: int, outcome: Stop | None = None) -> Single:
     """Return the outcome of a member of a race that another one has won; *outcome* is why it did not go on."""
     effect = item.effect
-    if type(effect) is CallBody:
+    if isinstance(effect, CallBody):
         body = None if outcome is None else outcome.body
         if body is not None:
             body = attrs.evolve(body, children=tuple(map(no_longer_waiting, body.children)), questions=())
@@ -261,7 +261,7 @@ def given_up(item: Item, now: int, outcome: Stop | None = None) -> Single:
     if isinstance(effect, CallTool):
         text = "Cancelled: something else came first; it may have had effects."
         return Value(ToolResult.error(text, status="cancelled"), now)
-    if type(effect) is Spawn:
+    if isinstance(effect, Spawn):
         child = None if outcome is None else outcome.child
         if child is None:
             return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.CANCELLED), now)

@@ -474,7 +474,7 @@ class RunHandle(Generic[Out]):
 
 def _shown_call(item: Item) -> str:
     effect = item.effect
-    name = effect.call.name if type(effect) is CallFunction else getattr(effect, "tool_name", "")
+    name = effect.call.name if isinstance(effect, CallFunction) else getattr(effect, "tool_name", "")
     return f"{name} ({item.path}#{effect.seq})"
 
 

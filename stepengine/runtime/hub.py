@@ -203,12 +203,12 @@ class EventRedactor:
             return (delta,) if self.passes((delta,)) else self._flowing(delta)
         # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
         # its end.
-        clean = self._clean_model_started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
+        clean = self._clean_model_started(event) if isinstance(event, ModelStarted) else KNOWN.frozen(event)
         return (*self._flush_text(event.path), clean) if event.path in self._flows else (clean,)
 
     def _flowing(self, delta: Delta) -> list[Event]:
         shown: list[Event] = []
-        if type(delta) is ToolInputDelta:
+        if isinstance(delta, ToolInputDelta):
             delta = _clean_tool_name(delta)
         last, trickle = self._flows.get(delta.path, (delta, None))
         if trickle is None or not _goes_on(last, delta):
@@ -278,7 +278,7 @@ def _goes_on(a: Delta, b: Delta) -> bool:
     """Return whether *b* of the same path goes on where *a* stops."""
     if type(a) is not type(b) or a.seq != b.seq:
         return False
-    if type(a) is not ToolInputDelta or type(b) is not ToolInputDelta:
+    if not isinstance(a, ToolInputDelta) or not isinstance(b, ToolInputDelta):
         return True
     return a.tool_call_id == b.tool_call_id and a.tool_name == b.tool_name
 
@@ -332,10 +332,10 @@ class Ring:
         else:
             # The event that follows them says the same as a whole. Whoever comes late is not to read a reply letter by
             # letter, and whoever had some of its deltas gets all of it.
-            if type(event) in (ModelFinished, ReplyDiscarded):
+            if isinstance(event, (ModelFinished, ReplyDiscarded)):
                 self._forget_deltas(event.path, event.seq)
             # A request holds the conversation so far: with it in the ring, a run of n steps would keep n conversations.
-            elif type(event) is ModelStarted:
+            elif isinstance(event, ModelStarted):
                 event = attrs.evolve(event, request=None)
             self._add(event.index, event, _chars(event))
         # By number and by text, since one tool result may be as long as all other events. The newest stays whatever its
@@ -957,7 +957,7 @@ class Subscription:
             taken = queue[:BATCH]
             del queue[:BATCH]
         if self._has_joined:
-            taken = [event if type(event) is not _Joined else event.whole() for event in taken]
+            taken = [event if not isinstance(event, _Joined) else event.whole() for event in taken]
             self._has_joined = bool(queue)
         if self._has_lost:
             taken.insert(0, self._told_of_loss())
@@ -1007,7 +1007,7 @@ class Subscription:
         """Append a delta to the last one that waits, if it goes on where that stops."""
         last = self.queue[-1]
         # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.
-        if type(last) is _Joined:
+        if isinstance(last, _Joined):
             return last.take(event)
         if type(last) not in DELTAS:
             return False
@@ -1027,7 +1027,7 @@ class Subscription:
         # ends the reply holds it whole.
         self._has_lost = True
         if type(event) not in DELTAS and not self._is_bare:
-            kept = [e for e in self.queue if type(e) is not _Joined and type(e) not in DELTAS]
+            kept = [e for e in self.queue if not isinstance(e, _Joined) and type(e) not in DELTAS]
             dropped = len(self.queue) - len(kept)
             self._dropped += dropped
             self.queue.clear()

@@ -285,7 +285,7 @@ class LimitGate:
         return self._inner.perform(item, io) if error is None else self._outcome_of_refusal(item, error)
 
     async def _outcome_of_refusal(self, item: Item, error: StepEngineError) -> Single:
-        if type(item.effect) is not Spawn or item.effect.is_background or _is_thrown(item.effect, error):
+        if not isinstance(item.effect, Spawn) or item.effect.is_background or _is_thrown(item.effect, error):
             return Failure(error, self._now())
         status = RunStatus.FAILED if isinstance(error, LimitExceeded) else RunStatus.CANCELLED
         return Value(ChildResult(agent_id=item.effect.agent_id, status=status, error=error), self._now())
@@ -315,24 +315,24 @@ class UsageMeter:
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """Reserve for every model call and child of the batch, in order; for the children of a handler all at once."""
         first = batch[0]
-        if type(first.effect) is Spawn or first.gather is not None:
+        if isinstance(first.effect, Spawn) or first.gather is not None:
             self._admit_together(first)
         spawned: dict[str, int] = {}
         # Before anything is recorded as begun, and in the order of the numbers: who finds room does not depend on who
         # is faster (reliability:SP07).
         for item in batch:
             effect = item.effect
-            if type(effect) is CallModel:
+            if isinstance(effect, CallModel):
                 self._reserve(item)
-            elif type(effect) is Spawn and effect.tool_call_id:
+            elif isinstance(effect, Spawn) and effect.tool_call_id:
                 self._admit(item, effect, spawned)
-            elif type(effect) is CallBody:
+            elif isinstance(effect, CallBody):
                 self._refuse_too_deep(item, effect)
         return self._inner.begin(batch)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Pass an effect on, and count it if it was reserved for."""
-        if type(item.effect) is Spawn:
+        if isinstance(item.effect, Spawn):
             return self._count_child(item, io)
         if self._reserved and item.effect.seq in self._reserved.get(item.path, ()):
             return self._perform_metered(item, io)
@@ -389,7 +389,7 @@ class UsageMeter:
         The whole ``Gather`` is judged before any of it begins, whatever the width of its window; so nothing has started.
         """
         effects = (first.effect,) if first.gather is None else first.gather.effects
-        spawns = [e for e in effects if type(e) is Spawn and not e.tool_call_id] if first.is_first else []
+        spawns = [e for e in effects if isinstance(e, Spawn) and not e.tool_call_id] if first.is_first else []
         if not spawns:
             return
         ledger = self._ledgers.of(first.path)
@@ -409,7 +409,7 @@ class UsageMeter:
         """Pass a child on; one that never started, because its params were wrong or the like, does not count."""
         by_model = self._admitted.get(item.path, {}).pop(item.effect.seq, None)
         outcome = await self._inner.perform(item, io)
-        child = outcome.value if type(outcome) is Value else None
+        child = outcome.value if isinstance(outcome, Value) else None
         if by_model is not None and isinstance(child, ChildResult) and not child.run_id:
             self._ledgers.of(item.path).count_children(-1, by_model=by_model)
         return outcome
@@ -436,13 +436,13 @@ class UsageMeter:
         """Return the tokens and the cost to count for a model call; *tokens* and *cost* were reserved for it."""
         model = cast("CallModel", item.effect).request.model
         stated: Decimal | None = None
-        if type(outcome) is Value and isinstance(outcome.value, ModelReply):
+        if isinstance(outcome, Value) and isinstance(outcome.value, ModelReply):
             reply = outcome.value
             usage, stated, computed = reply.usage, reply.cost, self._prices.for_reply(model, reply)
-        elif type(outcome) is Failure and isinstance(outcome.error, ModelError):
+        elif isinstance(outcome, Failure) and isinstance(outcome.error, ModelError):
             usage = outcome.error.usage or Usage()
             computed = self._prices.for_usage(model, usage)
-        elif type(outcome) is Stop and outcome.begun is not None:
+        elif isinstance(outcome, Stop) and outcome.begun is not None:
             usage, stated = outcome.begun.usage, outcome.begun.cost
             computed = self._prices.for_usage(model, usage)
         else:
@@ -548,7 +548,7 @@ class Repeats:
         """Count a call that has ended, if it is a model's, and tell of it when it is the third of its kind in a row."""
         path = item.path
         effect: CallTool = item.effect  # type: ignore[assignment]
-        result = outcome.value if type(outcome) is Value else None
+        result = outcome.value if isinstance(outcome, Value) else None
         if effect.source != "model" or not isinstance(result, ToolResult):
             return
         calls = self._last.get(path)

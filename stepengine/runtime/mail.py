@@ -280,8 +280,8 @@ def _nothing(_: object) -> None:
 
 def message_in(item: Item, outcome: Single) -> Message | None:
     """Return the message that the outcome of an effect took; ``None`` for none."""
-    received = outcome.value if type(outcome) is Value else None
-    if type(item.effect) is not AwaitMessage or not isinstance(received, Received):
+    received = outcome.value if isinstance(outcome, Value) else None
+    if not isinstance(item.effect, AwaitMessage) or not isinstance(received, Received):
         return None
     return Message(received.id, item.path, item.effect.topic, received.value)
 

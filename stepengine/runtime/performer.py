@@ -112,7 +112,7 @@ def is_repeatable(item: Item) -> bool:
         binding = item.plan.tools.get(effect.tool_name)
         notes = binding.spec.annotations if binding is not None else None
         return notes is not None and (notes.idempotent or notes.read_only)
-    return effect.call.is_idempotent if type(effect) is CallFunction else True
+    return effect.call.is_idempotent if isinstance(effect, CallFunction) else True
 
 
 def child_path(path: str, seq: int) -> str:

@@ -295,7 +295,7 @@ class Innermost:
         effect: CallTool
         _, effect, plan, _, has_begun = item  # type: ignore[assignment]
         binding = plan.tools.get(effect.tool_name)
-        tool = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
+        tool = binding.runs.tool if binding is not None and isinstance(binding.runs, Ordinary) else None
         try:
             if binding is None or tool is None:
                 msg = f"the tool {effect.tool_name!r} of agent {plan.definition.id!r} cannot be carried out here"
@@ -452,7 +452,7 @@ class Innermost:
                 return stop
         _drop_frames(child.error)
         ended = self._value(item, child)
-        return attrs.evolve(ended, child=child) if type(ended) is Stop else ended
+        return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
 
     async def _call_body(self, item: Item, io: IO) -> Single:
         """Run the body of a tool that yields; one that fails is an error result."""
@@ -471,9 +471,9 @@ class Innermost:
         _drop_frames(finished.error)
         result = finished.as_tool_result(cast("Yielding", item.plan.tools[effect.tool_name].runs))
         ended = self._value(item, result)
-        if type(ended) is Value:
+        if isinstance(ended, Value):
             return Value(ended.value, ended.at, ended.inputs, body)
-        return attrs.evolve(ended, body=body) if type(ended) is Stop else ended
+        return attrs.evolve(ended, body=body) if isinstance(ended, Stop) else ended
 
     # --- what only waits, and children in the background --------------------------------------------------------------
 
@@ -531,7 +531,7 @@ class Innermost:
                     return self._awaited(item, effect.children, done)
                 came = await self._in_time(item, effect, background.one_end)
                 if came is not None:
-                    if type(came) is Value:
+                    if isinstance(came, Value):
                         return self._awaited(item, effect.children, background.done(effect.children))
                     return came
 
@@ -666,7 +666,7 @@ def _interactor_of(item: Item) -> Interactor | None:
     effect = cast("AskPerson", item.effect)
     of_tool = effect.tool_call_id and effect.purpose == "question"
     binding = item.plan.tools.get("ask_user") if of_tool else None
-    return binding.runs.interactor if binding is not None and type(binding.runs) is Asking else None
+    return binding.runs.interactor if binding is not None and isinstance(binding.runs, Asking) else None
 
 
 def _innermost(fn: object) -> object:
@@ -738,9 +738,9 @@ class _StreamedChars:
 
     def take(self, delta: ModelDelta) -> None:
         """Count what a piece of the stream holds."""
-        if type(delta) is ToolCallChunk:
+        if isinstance(delta, ToolCallChunk):
             self.said += len(delta.text)
-        elif type(delta) is ThinkingChunk:
+        elif isinstance(delta, ThinkingChunk):
             self.thought += len(delta.text)
 
     def tell(self, stopped: BaseException) -> None:
@@ -769,7 +769,7 @@ def _shown_whole(reply: ModelReply, item: Item, io: IO) -> ModelReply:
     calls = 0
     if isinstance(reply, ModelReply):  # else nobody knows what to show, and `_priced` says what is wrong
         for part in reply.content:
-            if type(part) is ToolCallPart:
+            if isinstance(part, ToolCallPart):
                 # Of a call only its arguments are shown, which are one piece.
                 effect: CallModel = item.effect  # type: ignore[assignment]
                 coming = effect.call_id
@@ -810,13 +810,13 @@ async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, 
         # goes on producing what is paid for.
         async with aclosing(cast("Any", provider.stream(request))) as deltas:
             async for delta in deltas:
-                if type(delta) is TextChunk:  # most are, so nothing more is called for it
+                if isinstance(delta, TextChunk):  # most are, so nothing more is called for it
                     text = delta.text
                     heard.said += len(text)
                     emit(TextDelta(path=path, seq=seq, text=text))
                     shown = True
                     continue
-                if type(delta) is ReplyDone:
+                if isinstance(delta, ReplyDone):
                     return delta.reply
                 heard.take(delta)
                 shown = _show_delta(delta, calls, item, io) or shown
@@ -958,7 +958,7 @@ def is_deferred(item: Item) -> bool:
 def defers(binding: ToolBinding | None) -> bool:
     """Return whether the results of a tool come from outside."""
     runs = None if binding is None else binding.runs
-    return type(runs) is Ordinary and getattr(runs.tool, "deferred", False)
+    return isinstance(runs, Ordinary) and getattr(runs.tool, "deferred", False)
 
 
 class Deferred:

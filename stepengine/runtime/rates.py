@@ -352,7 +352,7 @@ class _Queued(Provider):
             inner: Any = self._provider.stream(request)
             async with aclosing(inner) as deltas:
                 async for delta in deltas:
-                    if type(delta) is ReplyDone:
+                    if isinstance(delta, ReplyDone):
                         used(delta.reply)
                     yield delta
 

@@ -180,7 +180,7 @@ class Standstill:
         # A member of a race whose run stands still is parked itself, and waits for the others of it. Whoever starts a child in the
         # background does not wait for it: it goes on as soon as that is recorded, which takes a journal in a file a moment.
         effect = item.effect
-        is_start = type(effect) is Spawn and effect.is_background
+        is_start = isinstance(effect, Spawn) and effect.is_background
         if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs:
             return True
         return self._is_parked((item.path, effect.seq))

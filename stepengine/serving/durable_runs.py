@@ -625,6 +625,6 @@ def _of_the_run(*, status: int, kind: str) -> Any:
     try:
         yield
     except JournalError as error:
-        if type(error) is not JournalError:
+        if not isinstance(error, JournalError):
             raise
         raise Problem(error.message, status=status, kind=kind) from None

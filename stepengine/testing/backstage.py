@@ -40,7 +40,7 @@ class _BackstageChild:
 
     @property
     def result(self) -> ChildResult[Any] | None:
-        return self.outcome.value if type(self.outcome) is Value else None
+        return self.outcome.value if isinstance(self.outcome, Value) else None
 
 
 class Letters:
@@ -131,7 +131,7 @@ class Backstage:
     def stopped(self) -> Stop | None:
         """Return what stopped a child, and with it its tree, if anything did."""
         for child in self._children.values():
-            if type(child.outcome) is Stop and child.outcome.kind != "suspended":
+            if isinstance(child.outcome, Stop) and child.outcome.kind != "suspended":
                 return attrs.evolve(child.outcome, child=None, questions=())
         return None
 
@@ -144,7 +144,7 @@ class Backstage:
 
     def _end(self, path: str) -> None:
         child = self._children[path]
-        if child.outcome is None or (type(child.outcome) is Stop and path in self.cut):
+        if child.outcome is None or (isinstance(child.outcome, Stop) and path in self.cut):
             effect = RunInBackground(child.plan.definition.id, plan=child.plan, state=child.state)
             child.outcome = self._run(Item(path, effect, child.plan))
             self.order.append(path)

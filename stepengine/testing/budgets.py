@@ -192,7 +192,7 @@ class Budgets:
         at_once(self._meter.begin([Item(path, effect, run.plan, gather) for effect in members]))
         together: Counter[str] = Counter()
         for effect in members:
-            if type(effect) not in (CallModel, Spawn) or (path, effect.seq) in self._refusals:
+            if not isinstance(effect, (CallModel, Spawn)) or (path, effect.seq) in self._refusals:
                 continue
             if isinstance(effect, CallModel):
                 self._admitted(path, effect)

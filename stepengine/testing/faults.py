@@ -228,7 +228,7 @@ def _failing(kind: str, effect: Leaf, at: int) -> Single:
 
 def turned(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
     """Return what *effect* gives under faults that turn it into something else."""
-    if type(outcome) is not Value:
+    if not isinstance(outcome, Value):
         return outcome
     value = outcome.value
     if "other_answer" in kinds and isinstance(effect, AskPerson) and isinstance(value, tuple):

@@ -90,7 +90,7 @@ class Recorded:
             self._used.add(place)
             self._said[address] = history.outcome(history.results[place])
         said = attrs.evolve(self._said[address], at=at)
-        if isinstance(effect, CallTool) and type(said) is Value and isinstance(said.value, ToolResult):
+        if isinstance(effect, CallTool) and isinstance(said, Value) and isinstance(said.value, ToolResult):
             named = attrs.evolve(said.value, tool_name=effect.tool_name, tool_call_id=effect.tool_call_id)
             return attrs.evolve(said, value=named)
         return said

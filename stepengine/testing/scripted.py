@@ -237,7 +237,7 @@ class ScriptedModel(Provider):
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the next reply, or raise what the script says."""
         item = self._next(request)
-        return item if type(item) is ModelReply else _played(item, request)
+        return item if isinstance(item, ModelReply) else _played(item, request)
 
     def answered(self, request: ModelRequest) -> None:
         """Pass over the next reply: the record of the test holds it, and what comes live is what follows in the script."""
@@ -250,7 +250,7 @@ class ScriptedModel(Provider):
         item = self._next(request)
         if callable(item):
             item = _item(item(request), asked=item)
-        if type(item) is Failing:
+        if isinstance(item, Failing):
             for piece in _pieces(item.after, self._chunk):
                 yield TextChunk(piece)
             raise item.error
@@ -327,7 +327,7 @@ class RunScript(ScriptedModel):
         inner: Any = super().stream(request)
         async with aclosing(inner) as deltas:
             async for delta in deltas:
-                yield ReplyDone(self._signed(delta.reply)) if type(delta) is ReplyDone else delta
+                yield ReplyDone(self._signed(delta.reply)) if isinstance(delta, ReplyDone) else delta
 
     def _signed(self, reply: ModelReply) -> ModelReply:
         if reply.cost is None and reply.usage is None:
@@ -338,7 +338,7 @@ class RunScript(ScriptedModel):
 def _played(item: Any, request: ModelRequest) -> ModelReply:
     if callable(item):
         item = _item(item(request), asked=item)
-    if type(item) is Failing:
+    if isinstance(item, Failing):
         raise item.error
     reply: ModelReply = item
     return reply
@@ -405,9 +405,9 @@ def _message_text(message: Any) -> str:
 
 
 def _describe_item(item: object) -> str:
-    if type(item) is Failing:
+    if isinstance(item, Failing):
         return f"failure({item.error!r})"
-    return _message_text(item) if type(item) is ModelReply else repr(item)
+    return _message_text(item) if isinstance(item, ModelReply) else repr(item)
 
 
 def _cut(said: str) -> str:

@@ -279,7 +279,7 @@ class Walk:
     def _advance(self, resume: Callable[[], object]) -> Walk:
         try:
             asked = resume()
-            while type(asked) is Compute:
+            while isinstance(asked, Compute):
                 asked = self._worked_out(asked)
             if type(asked) not in self._accepted:
                 asked = self._refuse(asked)

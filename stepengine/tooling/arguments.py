@@ -156,10 +156,10 @@ def _same(given: Any, validated: Any) -> bool:
     if kind in SCALARS:
         return type(given) is kind and bool(given == validated)
     if kind is list or kind is JsonList:
-        return type(given) is JsonList and len(given) == len(validated) and all(map(_same, given, validated))
+        return isinstance(given, JsonList) and len(given) == len(validated) and all(map(_same, given, validated))
     if kind is dict or kind is JsonDict:
         return (
-            type(given) is JsonDict
+            isinstance(given, JsonDict)
             and given.keys() == validated.keys()
             and all(_same(given[k], v) for k, v in validated.items())
         )

@@ -59,8 +59,8 @@ async def execute(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext,
             outcome = _caught(body.fn, **arguments) if is_plain else _caught(bound_body(body, scoped, arguments))
         else:
             outcome = await _run_body_once(tool, arguments, scoped, overrides)
-        if type(outcome) is not Raised:
-            if type(outcome) is str and tool.returns is not None:
+        if not isinstance(outcome, Raised):
+            if isinstance(outcome, str) and tool.returns is not None:
                 from stepengine.data.events import Warned
 
                 ctx.emit(Warned(message=_misnamed(spec.name, tool.returns)))
@@ -248,11 +248,11 @@ async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
         raise
     # Torn down on every way out, in reverse order, and a teardown that fails does not keep the next from running
     # (reliability:TL15).
-    broken = await resolver.close(outcome.error if type(outcome) is Raised else None)
+    broken = await resolver.close(outcome.error if isinstance(outcome, Raised) else None)
     for problem in broken:
         if not isinstance(problem, Exception | GeneratorExit):
             raise problem
-        if type(outcome) is not Raised:
+        if not isinstance(outcome, Raised):
             outcome = Raised(problem)
         elif outcome.error is not problem:
             outcome.error.add_note(f"and a teardown raised {error_text(problem)}")

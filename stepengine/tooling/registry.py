@@ -100,7 +100,7 @@ class ToolRegistry:
         if found is None:
             return ToolResult.error(self._unknown(name))
         binding = found.binding()
-        if not isinstance(found, Tool) or type(binding.runs) is not Ordinary:
+        if not isinstance(found, Tool) or not isinstance(binding.runs, Ordinary):
             return ToolResult.error(f"tool {name!r} is carried out by a run; it cannot be executed on its own")
         try:
             given = freeze_object(input)

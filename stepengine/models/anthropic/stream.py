@@ -110,10 +110,10 @@ class AnthropicAccumulator(Accumulator):
     def _more_of_text(self, event: Json) -> str:
         """Take *event* if it is more text of an open block of text and nothing else, as most are, and return that, else ``""``."""
         index, delta = event.get("index"), event.get("delta")
-        if type(index) is not int or type(delta) is not dict or len(event) != OF_TEXT or len(delta) != OF_DELTA:
+        if type(index) is not int or not isinstance(delta, dict) or len(event) != OF_TEXT or len(delta) != OF_DELTA:
             return ""
         text, blocks = delta.get("text"), self._blocks
-        if type(text) is not str or delta.get("type") != "text_delta" or not 0 <= index < len(blocks):
+        if not isinstance(text, str) or delta.get("type") != "text_delta" or not 0 <= index < len(blocks):
             return ""
         opened = blocks[index]
         if opened.closed or opened.block["type"] != "text":

@@ -134,7 +134,7 @@ def _put(root: Json, keys: list[Key], value: object) -> None:
         inside = _at(here, key)
         here = _set(here, key, [] if type(below) is int else {}) if inside is NOTHING else inside
     before = _at(here, keys[-1])
-    if type(before) is _OpenText and type(value) is _OpenText:
+    if isinstance(before, _OpenText) and isinstance(value, _OpenText):
         before.pieces += value.pieces
     else:
         _set(here, keys[-1], value)
@@ -142,16 +142,16 @@ def _put(root: Json, keys: list[Key], value: object) -> None:
 
 def _at(container: object, key: Key) -> Any:
     """Return what stands at *key*, ``NOTHING`` where something can be put; raises ``ValueError`` where nothing can."""
-    if type(container) is dict and type(key) is str:
+    if isinstance(container, dict) and isinstance(key, str):
         return container.get(key, NOTHING)
-    if type(container) is list and type(key) is int and key <= len(container):
+    if isinstance(container, list) and type(key) is int and key <= len(container):
         return container[key] if key < len(container) else NOTHING
     msg = f"a piece of arguments is to stand at {key!r}, where nothing can"
     raise ValueError(msg)
 
 
 def _set(container: Any, key: Key, value: Any) -> object:
-    if type(container) is list and key == len(container):
+    if isinstance(container, list) and key == len(container):
         container.append(value)
     else:
         container[key] = value
@@ -159,8 +159,8 @@ def _set(container: Any, key: Key, value: Any) -> object:
 
 
 def _plain(value: object) -> Any:
-    if type(value) is dict:
+    if isinstance(value, dict):
         return {name: _plain(held) for name, held in value.items()}
-    if type(value) is list:
+    if isinstance(value, list):
         return [_plain(held) for held in value]
-    return "".join(value.pieces) if type(value) is _OpenText else value
+    return "".join(value.pieces) if isinstance(value, _OpenText) else value

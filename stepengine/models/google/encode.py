@@ -119,7 +119,9 @@ GOES_ON_WITH = "continuationToken"
 def continued(request: ModelRequest, provider: str) -> str:
     """Return the token of the reply that is handed back to be continued; ``""`` where there is none."""
     begun = request.tail[-1].content if is_paused(request) else ()
-    tokens = [part.data.get(GOES_ON_WITH) for part in begun if type(part) is OpaquePart and part.provider == provider]
+    tokens = [
+        part.data.get(GOES_ON_WITH) for part in begun if isinstance(part, OpaquePart) and part.provider == provider
+    ]
     return next((token for token in reversed(tokens) if isinstance(token, str)), "")
 
 

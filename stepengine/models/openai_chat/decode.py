@@ -213,7 +213,7 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
     # The order here is that in which the parts are shown and sent back: thoughts first, then what is said with its
     # sources, what was made, and the calls last, behind which only results may stand.
     content = _content(message, mark)
-    said = "".join([part.text for part in content if type(part) is TextPart])
+    said = "".join([part.text for part in content if isinstance(part, TextPart)])
     parts += [*content, *[_citation(note, said) for note in seen(message, "annotations") if "url_citation" in note]]
     parts += _decode_media(message, mark)
     if refusal := text_at(message, "refusal"):
@@ -411,10 +411,10 @@ class ChatAccumulator(Accumulator):
     def _learn(self, chunk: Json) -> None:
         """Remember what stands around a piece of text that nothing else comes with: the next one has the same around it."""
         choices = chunk.get("choices")
-        if type(choices) is not list or len(choices) != 1 or self._finished or "content" in self._contents:
+        if not isinstance(choices, list) or len(choices) != 1 or self._finished or "content" in self._contents:
             return
         choice, others = choices[0], ("index", "logprobs", "error", "finish_reason")
-        if type(choice.get("delta")) is dict and not any(map(choice.get, others)):
+        if isinstance(choice.get("delta"), dict) and not any(map(choice.get, others)):
             self._around = {**chunk, "choices": None, "obfuscation": None}
             self._beside = {**choice, "delta": None}
 
@@ -425,12 +425,12 @@ class ChatAccumulator(Accumulator):
         Most tokens come so. What stands around them was taken in with the one before, and is compared instead of looked through.
         """
         choices = chunk.get("choices")
-        choice = choices[0] if type(choices) is list and len(choices) == 1 else None
-        if type(choice) is not dict:
+        choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+        if not isinstance(choice, dict):
             return None
         delta = choice.get("delta")
-        text = delta.get("content") if type(delta) is dict and len(delta) == 1 else None
-        if type(text) is not str or not text:
+        text = delta.get("content") if isinstance(delta, dict) and len(delta) == 1 else None
+        if not isinstance(text, str) or not text:
             return None
         chunk["choices"] = choice["delta"] = chunk["obfuscation"] = None  # in place: copies would cost a tenth of all
         is_known = chunk == self._around and choice == self._beside

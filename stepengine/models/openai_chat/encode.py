@@ -284,7 +284,7 @@ def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> object:
         elif text:
             pieces.append(text)
         # What the model wrote before it answered, with the blanks behind it.
-        before, thought = part, type(part) is ThinkingPart and bool(text)
+        before, thought = part, isinstance(part, ThinkingPart) and bool(text)
     if all(isinstance(piece, str) for piece in pieces):
         return pieces[0] if pieces else None
     return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces]

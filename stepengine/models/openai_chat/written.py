@@ -39,7 +39,7 @@ def with_written_calls(reply: ModelReply) -> ModelReply:
         return reply
     data = _mark(reply)
     content = [found for part in reply.content for found in _apart(part, data)]
-    if not any(type(part) is ToolCallPart for part in content):
+    if not any(isinstance(part, ToolCallPart) for part in content):
         return reply
     return attrs.evolve(reply, content=tuple(content), stop_reason=StopReason.TOOL_USE)
 
@@ -57,7 +57,7 @@ def with_written_thoughts(reply: ModelReply) -> ModelReply:
     content: list[AssistantPart] = []
     said = False
     for part in reply.content:
-        if type(part) is not TextPart or said:
+        if not isinstance(part, TextPart) or said:
             content.append(part)
             continue
         said = bool(part.text.strip())
@@ -103,8 +103,8 @@ class WrittenThoughts:
 
     def of(self, delta: ModelDelta) -> list[ModelDelta]:
         """Return what *delta* is for those who watch; what may belong to a tag is held back."""
-        if type(delta) is not TextChunk:
-            return [delta] if type(delta) is ThinkingChunk else [*self.end(), delta]
+        if not isinstance(delta, TextChunk):
+            return [delta] if isinstance(delta, ThinkingChunk) else [*self.end(), delta]
         if self._said:
             return [delta]
         if self._is_behind:
@@ -150,7 +150,7 @@ class WrittenThoughts:
 
 
 def _apart(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPart]:
-    if type(part) is not TextPart or OPEN.search(part.text) is None:
+    if not isinstance(part, TextPart) or OPEN.search(part.text) is None:
         return [part]
     # Text, then the tag and what follows it, for every tag.
     text, *pieces = OPEN.split(part.text)
