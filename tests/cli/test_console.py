@@ -69,12 +69,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def worker(
-    *replies: Any, folder: Path, observers: Any = (), more: Any = (), **options: Any
+    *replies: Any,
+    folder: Path,
+    observers: Any = (),
+    more: Any = (),
+    policy: Policy | None = None,
+    shell: bool = False,
+    **options: Any,
 ) -> tuple[Engine, ScriptedModel]:
-    tools = [*file_tools(folder, write=True), *shell_tools(folder), ask_user_tool(), *more]
+    tools = [*file_tools(folder, write=True), *shell_tools(folder, allow_shell=shell), ask_user_tool(), *more]
     agent = AgentDefinition("worker", model="scripted/m", tools=[tool.spec.name for tool in tools])
     model = ScriptedModel(replies)
-    return Engine([agent], tools, model, permissions=POLICY, observers=observers, **options), model
+    return Engine([agent], tools, model, permissions=policy or POLICY, observers=observers, **options), model
 
 
 async def shown(engine: Engine, typed: str, **options: Any) -> tuple[RunResult[Any], str]:
@@ -115,7 +121,7 @@ async def test_a_person_allows_one_call_refuses_another_and_says_something_else_
     assert "too dangerous" in result.tool_calls[-1].result.text
     assert ["Go.", "and mind the commas"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
     assert RunPhase.AWAITING_PERMISSION is phases["permission_requested"]
-    for line in ("? May write_file run?", "| Write 'b.txt'", "| +colour", "| command: rm a.txt", "All done."):
+    for line in ("? May write_file run?", "| Write 'b.txt'", "| +colour", "| $ rm a.txt", "All done."):
         assert line in out.splitlines()
 
 
@@ -262,6 +268,44 @@ async def test_on_a_terminal_a_long_difference_leaves_its_question_in_sight(fold
     assert "? May it?" in lines[0]
     assert len(lines) < rows - 2
     assert "more lines; v shows them" in out.getvalue()
+
+
+EDITS = tool_call("str_replace", {"path": "a.txt", "replacements": [{"old": "color", "new": "colour"}]})
+
+
+@pytest.mark.spec("interfaces:IF73")
+@pytest.mark.parametrize(
+    ("policy", "line"), [(Policy(), "| +colour"), (Policy(mode="accept_edits"), "+colour")], ids=["asked", "allowed"]
+)
+async def test_the_difference_of_an_edit_is_shown_once(folder: Path, policy: Policy, line: str) -> None:
+    """
+    A person who was asked has seen it. Without a question it is shown with the result.
+    """
+    engine, _ = worker(EDITS, text("Done."), folder=folder, policy=policy)
+    _, out = await shown(engine, "y\n")
+
+    assert [line] == [shown.strip() for shown in out.splitlines() if "+colour" in shown]
+
+
+@pytest.mark.spec("interfaces:IF73")
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        ({"command": ["git", "log", "a b"]}, ["? May run_terminal_command run?", "| Run git", "| $ git log 'a b'"]),
+        ({"command": "ls | wc"}, ["| Run a shell script", "| $ ls | wc", "| needs_a_shell_because_of: '|' outside of quotes"]),
+    ],
+    ids=["words", "script"],
+)  # fmt: skip
+async def test_a_command_is_shown_as_a_line_of_a_shell(folder: Path, given: Any, lines: list[str]) -> None:
+    engine, _ = worker(
+        tool_call("run_terminal_command", given), text("Done."), folder=folder, policy=Policy(), shell=True
+    )
+    _, out = await shown(engine, "n\n")
+    asked = out[: out.index("> run_terminal_command")] if "> run_terminal_command" in out else out
+
+    assert lines == [line for line in asked.splitlines() if line in lines]
+    assert "argv" not in out
+    assert "cwd" not in out
 
 
 async def test_always_is_not_asked_again_in_this_run(folder: Path) -> None:

@@ -676,7 +676,7 @@ class Chat:
             if questions:
                 break
             # Only the journal knew that something was cut off in the middle: that is the question.
-            questions = self._results[-1].pending_questions
+            self._questions = questions = self._results[-1].pending_questions
             if not questions:
                 break  # it waits for no person: nobody here could end that
         return code
@@ -702,6 +702,9 @@ class Chat:
     ) -> Exit:
         """Show a turn to its end and keep what came of it."""
         screen = self._screen = Screen(self._console, **self._shown)
+        for question in self._questions:
+            screen.mark_asked(question)
+        self._questions = ()
         # Where nobody sits there, the engine refuses what needs a person's permission.
         permits = self._terminal.lines.is_terminal
         turn = asyncio.ensure_future(follow(handle, screen, self._terminal, permits=permits, settled=settled))

@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from stepengine.cli.screen.progress import COLORS, Progress, diff_lines
-from stepengine.cli.screen.render import ColorScheme, as_text, cut, one_line, visible, wrapped
+from stepengine.cli.screen.progress import COLORS, Progress, diff_lines, diff_of
+from stepengine.cli.screen.render import ColorScheme, as_text, cut, one_line, shell_text, visible, wrapped
 from stepengine.data import events as ev
 from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, thaw
@@ -540,6 +540,11 @@ def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]
     if shown["action"]:
         yield visible(str(shown["action"]), strict=True), colors.summary
     details = thaw(shown["details"])
+    if command := shell_text(details):
+        yield from [
+            (f"$ {line}" if n == 0 else f"  {line}", "") for n, line in enumerate(visible(command).splitlines())
+        ]
+        details = {name: value for name, value in details.items() if not _is_said(name, value, command)}
     for name, value in details.items() if isinstance(details, dict) else [("", details)]:
         text = value if isinstance(value, str) else _json(value)
         if name in ("diff", "unified_diff"):
@@ -552,6 +557,15 @@ def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]
         if name:
             yield f"{visible(name, strict=True)}:", ""
         yield from [(f"  {line}", "") for line in lines]
+
+
+def _is_said(name: str, value: object, command: str) -> bool:
+    """Return whether the shell line of *command* says all that a detail says."""
+    return (
+        (name, value) == ("cwd", ".")
+        or value == command
+        or (isinstance(value, list) and shell_text({"argv": value}) == command)
+    )
 
 
 def _json(value: object) -> str:
@@ -591,11 +605,9 @@ def _prompt(question: Question, width: int) -> str:
 
 def _size_of(question: Question) -> str:
     """Return how many lines the difference adds and removes that a question shows; ``""`` when it shows none."""
-    details = None if question.preview is None else question.preview["details"]
-    diff = next((d for name in ("unified_diff", "diff") if (d := _member(details, name)) is not None), None)
-    if not isinstance(diff, str):
+    lines = diff_of(question).splitlines()
+    if not lines:
         return ""
-    lines = diff.splitlines()
     files = sum(a.startswith("--- ") and b.startswith("+++ ") for a, b in pairwise(lines))
     added, removed = [sum(line.startswith(sign) for line in lines) - files for sign in "+-"]
     return f"+{added} -{removed}"
@@ -603,12 +615,10 @@ def _size_of(question: Question) -> str:
 
 def _about_what(question: Question, room: int) -> str:
     """Return the file, command or address that a call is about, in at most *room* characters; of a file the end stays."""
-    for name in ("path", "file_path", "file", "paths", "files", "command", "argv", "url"):
-        value = thaw(_member(question.details, name))
-        if name in ("command", "argv") and value:
-            text = value if isinstance(value, str) else shlex.join([str(word) for word in value])
-            return one_line(text, room)
-        if value:
+    if command := shell_text(question.details):
+        return one_line(command, room)
+    for name in ("path", "file_path", "file", "paths", "files", "url"):
+        if value := thaw(_member(question.details, name)):
             shown = one_line(value if isinstance(value, str) else ", ".join(map(str, value)), 4_000)
             return shown if len(shown) <= room else f"...{shown[3 - room :]}"
     return ""
@@ -873,6 +883,7 @@ class _Person:
 
         if question.id in self._settled:
             return True
+        self._screen.mark_asked(question)
         asking = asyncio.create_task(self._terminal.asked(question, answer, self._send))
         self._asking = question.id, asking
         try:
@@ -927,6 +938,8 @@ class TerminalInteractor:
         async with self._one_at_a_time:
             with held:
                 await self._terminal.asked(question, answer, self._other)
+        if self._progress is not None:
+            self._progress.mark_asked(question)
         return answers[0] if answers else None
 
     async def _other(self, typed: str) -> None:
