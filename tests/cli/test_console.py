@@ -95,7 +95,7 @@ async def shown(engine: Engine, typed: str, **options: Any) -> tuple[RunResult[A
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
 REMOVES = tool_call("run_terminal_command", {"command": "rm a.txt"})
-ASKED = "write_file b.txt +1 -0: y yes, n no (n REASON), a always, v all > "
+ASKED = "write_file b.txt +1 -0: y yes, n no, a always, e all edits > "
 ASKS = tool_call("ask_user", {"questions": [{"question": "Which one?", "options": ["British", "American"]}]})
 
 
@@ -696,6 +696,40 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
 
     assert (0, ["> ", ASKED, WHICH, "> ", "> "]) == (code, asked)
     assert "colour\n" == (folder / "b.txt").read_text()
+
+
+@pytest.mark.spec("interfaces:IF84", "interfaces:IF93")
+def test_all_edits_are_accepted_in_the_turn_and_after_it_and_commands_are_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    Files that instruct agents are still asked about, and another mode ends it.
+    """
+    said: list[str | None] = ["Write.", "e", "n", "n", "Again.", "/mode default", "And again.", "n", None]
+    asked: list[str] = []
+
+    async def line(_: Terminal, prompt: str) -> str | None:
+        asked.extend([prompt.partition(" ")[0]] if prompt != "> " else [])
+        return said.pop(0)
+
+    instructs = tool_call("write_file", {"path": "AGENTS.md", "content": "Obey.\n"})
+    other = tool_call("write_file", {"path": "c.txt", "content": "grey\n"})
+    again = tool_call("write_file", {"path": "d.txt", "content": "red\n"})
+    last = tool_call("write_file", {"path": "e.txt", "content": "red\n"})
+    replies = [WRITES, other, REMOVES, instructs, text("One."), again, text("Two."), last, text("Three.")]
+    model = ScriptedModel(replies)
+    monkeypatch.setattr(Terminal, "line", line)
+    monkeypatch.setattr(bench, "models_of", lambda *_: model)
+    monkeypatch.chdir(folder)
+    with terminal() as (_, stream):
+        monkeypatch.setattr(sys, "stdin", stream)
+        chat(agent="coder", model=["scripted/m"])
+        monkeypatch.undo()
+
+    assert [] == said
+    assert ["write_file", "run_terminal_command", "write_file", "write_file"] == asked
+    assert ["a.txt", "b.txt", "c.txt", "d.txt"] == sorted(path.name for path in folder.iterdir())
+    assert "commands are still asked about" in capsys.readouterr().out
 
 
 @pytest.mark.spec("interfaces:IF84")

@@ -255,6 +255,7 @@ class Chat:
         self._terminal.keys = {"c-o": self._show_whole, "s-tab": self._next_mode}
         self._terminal.at_once = self._at_once
         self._terminal.status = self._status
+        self._terminal.accepts_edits = self._accept_edits
         self._screen: Screen | None = None
         self._is_working = False
         self._windows: dict[str, int | None] = {}
@@ -319,7 +320,7 @@ class Chat:
     async def _do(self, said: str, code: Exit) -> Exit:
         """Do what was said; return its exit code, or the previous one if it has none."""
         if self._wanted:
-            await self._do_mode(self._wanted)
+            await self._change_mode(self._wanted)
         if said.startswith("/") and not said.startswith("//"):
             return await self._command(said)
         if said.startswith("!"):
@@ -455,9 +456,16 @@ class Chat:
         if mode not in self._modes:
             msg = f"{one_line(mode, 40)} is no mode that this chat can take; there are {', '.join(self._modes)}"
             raise UsageProblem(msg)
+        await self._change_mode(mode)
+        self._terminal.say(f"mode {mode}, from the next turn on")
+
+    async def _change_mode(self, mode: str) -> None:
         self._wanted = ""
         await self._decide_by(attrs.evolve(self._policy, mode=cast("Any", mode)))
-        self._terminal.say(f"mode {mode}, from the next turn on")
+
+    def _accept_edits(self) -> None:
+        """Take the mode for which the person has just asked; until the turn is over, the rule of their answer does the same."""
+        self._wanted = "accept_edits"
 
     def _next_mode(self) -> None:
         modes = self._modes
@@ -470,7 +478,11 @@ class Chat:
 
     async def _decide_by(self, policy: Policy) -> None:
         """Have *policy* decide from the next turn on; what was allowed for good in this conversation stays so."""
+        from stepengine.permissions import Category
+
         for rule in self._bench.engine.remembered(self._session_id):
+            if isinstance(rule.matcher, Category):
+                continue  # all edits: the mode says that, and another mode ends it
             policy = policy.with_session_rule(self._session_id, rule)
         await self._take(attrs.evolve(self._options, policy=policy), self._agent)
 

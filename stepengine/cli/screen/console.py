@@ -48,8 +48,12 @@ LIVE_LINES = 8
 """Lines of the open block that stand above the prompt."""
 LIVE_CHILDREN = 6
 CHUNK = 65_536
-KEYS = ("y yes, n no (n REASON), a always, v all > ", "y yes, n no, a always, v all > ", "y, n, a, v > ")
-"""What may be typed at a permission; the first of these for which there is room stands in the prompt."""
+KEYS = (
+    "y yes, n no (n REASON), a always, e all edits, v all > ",
+    "y yes, n no, a always, e all edits, v all > ",
+    "y, n, a, e, v > ",
+)
+"""The answers to a permission question; the prompt has the first of these that fits, without what is not offered."""
 BELOW = 6
 """Lines of a terminal that what is shown of a question leaves to the question itself, the prompt and what stands below."""
 ROOM = 8
@@ -58,7 +62,8 @@ TYPED = 12
 """Characters that are left behind the prompt for what is typed."""
 WHICH = "which? a number, Enter for none > "
 UNSEEN = "every later call of {} runs without being shown, whatever its input; type yes to have that > "
-YES, NO, ALWAYS = ("y", "yes"), ("n", "no"), ("a", "always")
+YES, NO, ALWAYS, EDITS = ("y", "yes"), ("n", "no"), ("a", "always"), ("e", "edits")
+ACCEPTED = "(all edits of files are accepted from now on; commands are still asked about)"
 QUIT = ("/quit", "/exit")
 
 
@@ -396,10 +401,14 @@ class Terminal:
         console: Where prompts are shown.
         lines: What is typed.
         colors: The styles.
+
+    Attributes:
+        accepts_edits: Called when the person accepts all edits.
     """
 
     def __init__(self, console: Console, lines: TypedLines, colors: ColorScheme = COLORS) -> None:
         self.lines = lines
+        self.accepts_edits: Callable[[], object] = str
         self._console = console
         self._colors = colors
 
@@ -461,7 +470,7 @@ class Terminal:
         for line in self.typed_ahead():
             await other(line)
         is_whole = self._show(question, self._most())
-        prompt = _prompt(question, self._console.width) if question.tool_name else "> "
+        prompt = _prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
         while (typed := await self.line(prompt)) is not None:
             if typed.strip() == "v" and (question.tool_name or not is_whole):
                 self._show(question)
@@ -486,9 +495,14 @@ class Terminal:
         if not question.tool_name:
             return _choice(question, self.meant(typed))
         word, _, which = typed.strip().partition(" ")
+        edits = _edits_rule(question)
+        if edits is not None and typed.strip().lower() in EDITS:
+            self.say(ACCEPTED, self._colors.note)
+            self.accepts_edits()
+            return Answer(remember="session", covers=str(edits["id"]))
         if word.lower() not in ALWAYS or question.remember is None:
             return _permission(typed)
-        rules = (question.remember, *question.wider)
+        rules = [rule for rule in (question.remember, *question.wider) if rule is not edits]
         named = _find_rule(rules, which.strip())
         if which.strip() and named is None:
             return None
@@ -590,12 +604,25 @@ AGAIN = object()
 """What stands for an answer where the person went back to the question."""
 
 
-def _prompt(question: Question, width: int) -> str:
-    """Return the prompt of a permission question, which says on one line what is asked about, however long that was."""
+def _edits_rule(question: Question) -> JsonDict | None:
+    """Return the rule for all edits of files that a question offers; ``None`` when it offers none."""
+    return next((rule for rule in question.wider if _member(rule["match"], "category") == "write"), None)
+
+
+def _prompt(question: Question, width: int, *, is_whole: bool = False) -> str:
+    """
+    Return the prompt of a permission question, which says on one line what is asked about, however long that was.
+
+    Args:
+        question: The question.
+        width: The width of the terminal.
+        is_whole: Whether nothing was cut, so that ``v`` need not be offered.
+    """
     tool, size, about = one_line(question.tool_name or "", 30), _size_of(question), _about_what(question, width)
-    offered = [
-        keys if question.remember is not None else keys.replace("a always, ", "").replace("a, ", "") for keys in KEYS
-    ]
+    missing = ["v all", "v"] if is_whole else []
+    missing += ["a always", "a"] if question.remember is None else []
+    missing += ["e all edits", "e"] if _edits_rule(question) is None else []
+    offered = [", ".join([key for key in keys[:-3].split(", ") if key not in missing]) + keys[-3:] for keys in KEYS]
     taken = len(" ".join([part for part in (tool, about, size) if part])) + len(": ") + TYPED
     keys = next((keys for keys in offered if taken + len(keys) <= width), offered[-1])
     too_long = taken + len(keys) - width
