@@ -775,6 +775,32 @@ def test_what_is_typed_while_a_reply_streams_is_sent_and_commands_wait_for_the_e
 
 
 @pytest.mark.deep
+@pytest.mark.spec("interfaces:IF68", "interfaces:IF71")
+@pytest.mark.parametrize("arguments", [["--plain"], []], ids=["plain", "lines"])
+def test_what_is_typed_does_not_cut_the_text_apart_that_streams(
+    somebody: Any, folder: Path, arguments: list[str]
+) -> None:
+    """
+    It is shown below the text, when that has ended. A plain terminal gets its echo back.
+    """
+    there = somebody(*arguments, program=gated("text('Begin ' + 'word ' * 300 + 'end.'), last"))
+    there.sees("> " if arguments else READY)
+    there.types("first\n" if arguments else "first\r")
+    there.sees("step 1")
+    (folder / "gate1").touch()
+    there.sees("Begin word")
+    there.types("second\n" if arguments else "second\r")
+    there.sees(*(["word " * 100 + "end."] if arguments else ["end."]), "> second", "(sent;")
+    (folder / "gate2").touch()
+    there.sees("Heard.", "completed", "> " if arguments else READY)
+    echo = termios.tcgetattr(there.keyboard)[3] & termios.ECHO
+    there.types("/quit\n" if arguments else "/quit\r")
+
+    assert (0, bool(arguments)) == (there.leaves(), bool(echo))
+    assert "second" == (folder / "last").read_text()
+
+
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF71", "interfaces:IF72", "interfaces:IF78")
 @pytest.mark.parametrize(
     ("answer", "sees"), [("n\r", "> "), ("\r", "> second"), ("y\r", "> second")], ids=["no", "back", "yes"]

@@ -867,6 +867,25 @@ def without_seconds(screen: Screen) -> list[str]:
     return [line.rpartition(" | ")[0] for line in bare(screen.live()).split("\n")[:-1]]
 
 
+@pytest.mark.spec("interfaces:IF68")
+@pytest.mark.parametrize("markdown", [True, False])
+def test_a_line_of_ours_waits_until_the_text_that_streams_has_ended(markdown: bool) -> None:
+    out = io.StringIO()
+    screen = Screen(Console(file=out, width=80), markdown=markdown)
+    screen.note("(before)")
+    for piece in ("One ", "sentence.\n\nAnd ", "another."):
+        screen.on_event(ev.TextDelta(text=piece))
+        screen.note(f"(during {piece[:3].strip()})")
+    while_open = out.getvalue()
+    screen.on_event(ev.TextCompleted(text="One sentence.\n\nAnd another."))
+    screen.note("(after)")
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+    assert "during" not in while_open
+    assert ["(before)", "One sentence.", "And another."] == lines[:3]
+    assert ["(during One)", "(during sen)", "(during ano)", "(after)"] == lines[3:]
+
+
 def test_children_at_work_are_a_tree_until_they_end_and_many_are_counted() -> None:
     screen, _ = screen_on()
 

@@ -363,7 +363,7 @@ class Chat:
         if name in COMMANDS and name not in TELLING and (name not in SHOWING or rest.strip()):
             return False
         if self._screen is not None:
-            self._screen.close_line()
+            self._screen.make_room()
         await self._command(said)
         return True
 

@@ -110,6 +110,21 @@ class TypedLines:
             self._read(self._fd)
         return self._take_line()
 
+    @contextlib.contextmanager
+    def unechoed(self) -> Iterator[None]:
+        """Keep the terminal from showing what is typed for as long as the block lasts."""
+        if self._fd is None or not self.is_terminal:
+            yield
+            return
+        before, quiet = termios.tcgetattr(self._fd), termios.tcgetattr(self._fd)
+        quiet[3] &= ~termios.ECHO
+        termios.tcsetattr(self._fd, termios.TCSANOW, quiet)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._fd, termios.TCSANOW, before)
+
     def typed_ahead(self) -> list[str]:
         """Return the lines that were typed on a terminal before anybody asked for one; a line that was not sent is dropped."""
         if self._fd is None or not self.is_terminal:
@@ -187,6 +202,7 @@ class Screen(Progress):
         self._is_after_block = False
         self._children: dict[str, _ChildLine] = {}
         self._said: list[str] = []
+        self._notes: list[tuple[str, str]] = []
         self.whole = ""
         self.diffs: list[str] = []
 
@@ -209,6 +225,24 @@ class Screen(Progress):
             diff = data.get("unified_diff") or ("file" in data and data.get("message"))
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
+
+    def note(self, text: str, style: str = "") -> None:
+        """Show a line of ours; while text of the root streams, below that text and not in the middle of it."""
+        self._notes.append((text, style))
+        if "" not in self._streamed:
+            self.show_notes()
+
+    def show_notes(self) -> None:
+        """Show the lines that waited for the end of a text."""
+        if self._notes:
+            self.close_line()
+        while self._notes:
+            say_on(self._console, *self._notes.pop(0))
+
+    def make_room(self) -> None:
+        """Let lines be shown now: end the line of text that streams. A block of Markdown stays below them."""
+        if self._block is None:
+            self.close_line()
 
     def finish(self, result: RunResult) -> None:
         """Show what the run came to where its model did not say it, such as what a handler returned, and how it ended."""
@@ -236,6 +270,8 @@ class Screen(Progress):
                 self._print_markdown(self._block)
         block = drawn.get().splitlines()[-LIVE_LINES:]
         with console.capture() as drawn:
+            for text, style in self._notes:
+                console.print(Text(cut(text, width - 1), style=style), soft_wrap=True)
             for line in lines:
                 console.print(Text(line, style=self._colors.agent), soft_wrap=True)
             status = self.status()
@@ -268,10 +304,15 @@ class Screen(Progress):
         self._is_after_block = False
         super()._line(path, text, style)
 
+    def _on_text_completed(self, event: ev.TextCompleted) -> None:
+        super()._on_text_completed(event)
+        self.show_notes()
+
     def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
         self._block = self._block and ""
         self.close_line()
         super()._on_reply_discarded(event)
+        self.show_notes()
 
     def _speak(self, path: str) -> None:
         if not self._is_open:
@@ -303,6 +344,16 @@ class Screen(Progress):
 
         self._console.print(Text(text), end="", soft_wrap=True)
         self._console.file.flush()
+
+
+def say_on(console: Console, text: str, style: str = "", *, gutter: str = "") -> None:
+    """Show a line of ours, or one that was made visible; *gutter* stands before each line that it takes on a terminal."""
+    from rich.text import Text
+
+    if console.is_terminal:
+        text = wrapped(text, max(1, console.width - len(gutter)))
+    lines = [f"{gutter}{line}" for line in text.split("\n")]
+    console.print(Text("\n".join(lines), style=style), soft_wrap=True)
 
 
 def show_markdown(console: Console, text: str) -> None:
@@ -404,22 +455,19 @@ class Terminal:
 
     Attributes:
         accepts_edits: Called when the person accepts all edits.
+        note: Shows a line while a run is shown, without cutting text that streams apart.
     """
 
     def __init__(self, console: Console, lines: TypedLines, colors: ColorScheme = COLORS) -> None:
         self.lines = lines
         self.accepts_edits: Callable[[], object] = str
+        self.note: Callable[[str, str], object] = self.say
         self._console = console
         self._colors = colors
 
     def say(self, text: str, style: str = "", *, gutter: str = "") -> None:
         """Show a line of ours, or one that was made visible; *gutter* stands before each line that it takes on a terminal."""
-        from rich.text import Text
-
-        if self._console.is_terminal:
-            text = wrapped(text, max(1, self._console.width - len(gutter)))
-        lines = [f"{gutter}{line}" for line in text.split("\n")]
-        self._console.print(Text("\n".join(lines), style=style), soft_wrap=True)
+        say_on(self._console, text, style, gutter=gutter)
 
     async def line(self, prompt: str) -> str | None:
         """Return the next line, on a terminal behind *prompt*; ``None`` when nothing more will be typed."""
@@ -436,7 +484,13 @@ class Terminal:
 
     async def meanwhile(self) -> str | None:
         """Return the next line that is typed while a run works; ``None`` when nothing more will be typed."""
-        return await self.lines.next()
+        if not (self.lines.is_terminal and self._console.is_terminal):
+            return await self.lines.next()
+        with self.lines.unechoed():
+            typed = await self.lines.next()
+        if typed:
+            self.note(f"> {visible(typed)}", self._colors.note)
+        return typed
 
     def is_command(self, text: str) -> bool:
         """Return whether a line is never an answer; in a chat its commands are none."""
@@ -766,6 +820,7 @@ async def follow(
     ids in *settled*, which were answered before the run went on.
     """
     somebody = _Person(handle, screen, terminal, settled)
+    terminal.note = screen.note
     person = asyncio.create_task(somebody.attend())
     is_over = False
 
@@ -783,7 +838,9 @@ async def follow(
             is_over = True
             person.cancel()
             await asyncio.wait((person,))
+            terminal.note = terminal.say
             screen.close_line()
+            screen.show_notes()
     if not person.cancelled() and (error := person.exception()) is not None:
         raise error
     return await handle.result()
@@ -891,8 +948,7 @@ class _Person:
         except StepEngineError as error:
             self._terminal.unsent(text, error)
         else:
-            self._screen.close_line()
-            self._terminal.say("(sent; the run reads it before its next model call)")
+            self._terminal.note("(sent; the run reads it before its next model call)", "")
 
     async def _idle(self) -> bool:
         while True:
