@@ -693,7 +693,7 @@ def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(someb
     there.types("y\n")
     there.sees("> run_terminal_command")
     there.types("\x03")
-    there.sees("SIGINT: the run was cancelled", READY)
+    there.sees("interrupted | 1 step", READY)
     there.types("\x03")
     there.sees("Ctrl-C once more leaves")
     there.types("\x03")
@@ -798,6 +798,63 @@ def test_what_is_typed_does_not_cut_the_text_apart_that_streams(
 
     assert (0, bool(arguments)) == (there.leaves(), bool(echo))
     assert "second" == (folder / "last").read_text()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF72")
+@pytest.mark.parametrize(
+    ("arguments", "key"), [([], "\x1b"), ([], "\x03"), (["--plain"], "\x03")], ids=["Esc", "Ctrl-C", "plain"]
+)
+def test_a_turn_that_is_interrupted_costs_one_line_and_the_chat_goes_on(
+    somebody: Any, folder: Path, arguments: list[str], key: str
+) -> None:
+    enter, ready = ("\n", "> ") if arguments else ("\r", READY)
+    there = somebody(*arguments, program=gated("text('Never ' + 'word ' * 200), last"))
+    there.sees(ready)
+    there.types(f"first{enter}")
+    (folder / "gate1").touch()
+    there.sees("Never word")
+    there.types(key)
+    shown = there.sees("interrupted | 0 steps")
+    after = there.sees(ready)
+    (folder / "gate2").touch()
+    there.types(f"second{enter}")
+    there.sees("Heard.", "completed", ready)
+    there.types(f"/quit{enter}")
+
+    assert 0 == there.leaves()
+    assert 1 == after.count("\n")
+    assert [] == [said for said in ("stepengine:", "broke off", "SIGINT", "Traceback") if said in shown + after]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF72")
+def test_esc_at_a_permission_interrupts_the_turn_and_keeps_what_alt_enter_does(somebody: Any, folder: Path) -> None:
+    there = somebody(program=gated("tool_call('write_file', {'path': 'b.txt', 'content': 'colour'}), last"))
+    for number in (1, 2):
+        (folder / f"gate{number}").touch()
+    there.sees(READY)
+    there.types("Write it\r")
+    there.sees("e all edits >")
+    there.types("\x1b")
+    there.sees("interrupted | ", READY)
+    there.types("one\x1b\rtwo\r")
+    there.sees("Heard.", "completed", READY)
+    there.types("/quit\r")
+
+    assert 0 == there.leaves()
+    assert ("one\ntwo", False) == ((folder / "last").read_text(), (folder / "b.txt").exists())
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF72")
+def test_ctrl_c_at_the_prompt_of_a_plain_chat_leaves_with_its_line_ended(somebody: Any) -> None:
+    there = somebody("--plain")
+    there.sees("> ")
+    there.types("\x03")
+    there.sees("^C\r\n")
+
+    assert 128 + signal.SIGINT == there.leaves()
 
 
 @pytest.mark.deep

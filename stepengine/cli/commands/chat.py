@@ -31,7 +31,7 @@ from stepengine.cli.commands.replay import repeat
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import answer_with_result, is_taken, journal_at, limits_again, name_of
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_options
-from stepengine.cli.perform import Run, interrupt, reason_of, resume_hint, tell_more
+from stepengine.cli.perform import GRACE, Run, reason_of, resume_hint, tell_more
 from stepengine.cli.recording import (
     GOES_ON,
     RecordedRun,
@@ -72,7 +72,7 @@ NO_MODEL = (
     "/model lists those that have a key."
 )
 KEYS = """\
-Enter sends, Alt-Enter or Ctrl-J begins a new line. Ctrl-C stops a turn, twice leaves; Ctrl-D leaves.
+Enter sends, Alt-Enter or Ctrl-J begins a new line. Esc or Ctrl-C stops a turn, Ctrl-C twice leaves; Ctrl-D leaves.
 @path sends a file along, @@ is an at sign. !command runs in your own shell and shows the agent what came of it; !! does not show it.
 //text says /text to the agent. What is said while it works is read before its next model call; commands that change something wait
 for the end, those that tell something answer at once, also at a question.
@@ -191,7 +191,11 @@ def chat(
     made = Chat(options, in_code_mode(definition) if code_mode else definition, plain=plain)
     if history is not None:
         made.goes_on(history, before if before is not None and before.status in GOES_ON else None)
-    return asyncio.run(made.talk())
+    try:
+        return asyncio.run(made.talk())
+    except KeyboardInterrupt:  # on a plain terminal, which has shown it on the line of the prompt
+        print(flush=True)
+        return Exit.INTERRUPTED
 
 
 def _last_chat(agent: str) -> RecordedRun:
@@ -729,7 +733,8 @@ class Chat:
             return self._explain_unfinished(recording, options)
         result = turn.result()
         recording.ended(result)
-        self._terminal.say_next(handle.unread)
+        unread = handle.unread
+        self._terminal.say_next(unread)
         if recording.journal is not None:
             self._journal = recording.journal
             options = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
@@ -738,15 +743,28 @@ class Chat:
             self._states.append(result.state)
             self._filled = screen.filled or sum(_context_parts(result.state).values())
         run = Run(result, received[0] if received else None)
-        tell_more(result, options)
-        if run.code is not Exit.COMPLETED:
-            complain(reason_of(run, options, self._bench))
+        self._explain_ending(run, len(unread), options)
         if signal.SIGTERM in received:
             self._leaves = True
             return Exit.TERMINATED
         if received and self._terminal.waiting:
             await self._settle_waiting()
         return run.code
+
+    def _explain_ending(self, run: Run, unread: int, options: Options) -> None:
+        """Print why a turn did not complete and what was odd. Of an interrupted one the person knows; its summary is enough."""
+        from stepengine.engine.run import undelivered
+
+        # These messages are said in the next turn, or go back into the line.
+        dropped = undelivered(unread)
+        result = attrs.evolve(run.result, warnings=[w for w in run.result.warnings if w != dropped])
+        if run.code is Exit.INTERRUPTED:
+            for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
+                complain(f"warning: {warning}")
+            return
+        tell_more(result, options)
+        if run.code is not Exit.COMPLETED:
+            complain(reason_of(run, options, self._bench))
 
     async def _settle_waiting(self) -> None:
         """After Ctrl-C: ask whether what was typed for the turn that was stopped shall be said all the same."""
@@ -765,8 +783,8 @@ class Chat:
         def stop() -> None:
             nonlocal last
             last = loop.time()
-            interrupt(handle, loop)
-            loop.call_soon_threadsafe(self._terminal.say, "(interrupts; Ctrl-C once more leaves)", "dim")
+            handle.interrupt(grace=GRACE)
+            loop.call_soon_threadsafe(self._show_stopping, handle)
 
         def again() -> None:
             if loop.time() - last < SOON:
@@ -778,6 +796,13 @@ class Chat:
         pressed = partial(signal.raise_signal, signal.SIGINT)
         with interruptible(stop, again) as received, self._terminal.during(self._live, pressed):
             yield received
+
+    def _show_stopping(self, handle: RunHandle) -> None:
+        """Show that the turn is ending: in the status line, or as a line where there is none and it takes a while."""
+        if self._screen is not None:
+            self._screen.is_stopping = True
+        if (names := ", ".join(handle.finishing)) and not self._terminal.is_rich:
+            self._terminal.say(f"(waits up to {GRACE:g} s for {one_line(names, 60)}; Ctrl-C once more leaves)", "dim")
 
     def _live(self) -> str:
         return "" if self._screen is None else self._screen.live()
@@ -808,10 +833,11 @@ class Chat:
     def _explain_unfinished(self, recording: RunRecording, options: Options) -> Exit:
         """Say how to continue a turn that was left in the middle."""
         self._leaves = True
-        complain("left in the middle of a turn")
+        again = ""
         if recording.journal is not None:
             there = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
-            complain(f"go on with: {resume_hint(there, self._agent.id)}")
+            again = f"; go on with: {resume_hint(there, self._agent.id)}"
+        complain(f"left in the middle of a turn{again}")
         return Exit.INTERRUPTED
 
     def _show_whole(self) -> None:

@@ -24,7 +24,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from stepengine.cli.screen.progress import COLORS, Progress, diff_lines, diff_of
-from stepengine.cli.screen.render import ColorScheme, as_text, cut, one_line, shell_text, visible, wrapped
+from stepengine.cli.screen.render import ColorScheme, as_text, cut, money, one_line, shell_text, visible, wrapped
 from stepengine.data import events as ev
 from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, thaw
@@ -47,6 +47,7 @@ MAX_BLOCK = 4_000
 LIVE_LINES = 8
 """Lines of the open block that stand above the prompt."""
 LIVE_CHILDREN = 6
+STOPPING = "interrupting; Ctrl-C once more leaves"
 CHUNK = 65_536
 KEYS = (
     "y yes, n no (n REASON), a always, e all edits, v all > ",
@@ -191,6 +192,7 @@ class Screen(Progress):
 
     Attributes:
         whole: The last thoughts, or the last result of a tool, with nothing left out.
+        is_stopping: Whether the person has interrupted the run. How its parts end is not shown then, only how it ends.
         diffs: What was written to files, by children too, as unified diffs.
     """
 
@@ -204,6 +206,7 @@ class Screen(Progress):
         self._said: list[str] = []
         self._notes: list[tuple[str, str]] = []
         self.whole = ""
+        self.is_stopping = False
         self.diffs: list[str] = []
 
     def on_event(self, event: ev.Event) -> None:
@@ -274,7 +277,7 @@ class Screen(Progress):
                 console.print(Text(cut(text, width - 1), style=style), soft_wrap=True)
             for line in lines:
                 console.print(Text(line, style=self._colors.agent), soft_wrap=True)
-            status = self.status()
+            status = Text(STOPPING, style=self._colors.note) if self.is_stopping else self.status()
             status.truncate(max(1, width - 1))
             console.print(status, soft_wrap=True)
         return "\n".join([*block, *drawn.get().splitlines()])
@@ -311,8 +314,19 @@ class Screen(Progress):
     def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
         self._block = self._block and ""
         self.close_line()
-        super()._on_reply_discarded(event)
+        if not self.is_stopping:
+            super()._on_reply_discarded(event)
+        self._streamed.discard(event.path)
         self.show_notes()
+
+    def _on_tool_finished(self, event: ev.ToolFinished) -> None:
+        if not (self.is_stopping and event.result.is_error):
+            super()._on_tool_finished(event)
+
+    def _summary(self, result: RunResult) -> list[str]:
+        if not self.is_stopping or result.status is not RunStatus.CANCELLED:
+            return super()._summary(result)
+        return ["interrupted", *super()._summary(result)[1:2], money(result.cost, of=result.usage)]
 
     def _speak(self, path: str) -> None:
         if not self._is_open:

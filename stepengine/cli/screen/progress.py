@@ -194,8 +194,12 @@ class Progress:
         for path, crowd in self._crowds.items():
             if crowd.told != crowd.ended:
                 self._tell(path, crowd)
+        self._line("", " | ".join([part for part in self._summary(result) if part]), self._colors.summary)
+
+    def _summary(self, result: RunResult) -> list[str]:
+        """Return how a run ended and what it spent, in parts."""
         below = self._below
-        spent = [
+        return [
             result.status.value.replace("_", " "),
             counted(result.state.step_index + below.steps, "step"),
             counted(len(result.tool_calls) + below.tool_calls, "tool call"),
@@ -204,7 +208,6 @@ class Progress:
             money(result.cost, of=result.usage) if result.usage.requests else "no model call",
             f"{time.monotonic() - self._start:.1f} s",
         ]
-        self._line("", " | ".join([s for s in spent if s]), self._colors.summary)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
 

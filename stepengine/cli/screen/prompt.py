@@ -51,6 +51,8 @@ REFRESH = 0.1
 """How often what goes on is drawn anew, in seconds."""
 SOON = 2.0
 """How soon after the first Ctrl-C the second one leaves, in seconds."""
+ESCAPE = 0.1
+"""How long after Esc the rest of a longer key, such as Alt-Enter, may arrive, in seconds."""
 
 
 class Above:
@@ -140,6 +142,7 @@ class Prompt(Terminal):
         self._unsent: list[str] = []
         self._live: Callable[[], str] = str
         self._interrupt: Callable[[], object] | None = None
+        self._has_escaped = False
         self.is_rich = self._session is not None
         self.was_pasted = False
         self.keys: dict[str, Callable[[], object]] = {}
@@ -171,8 +174,12 @@ class Prompt(Terminal):
 
     @contextlib.contextmanager
     def during(self, live: Callable[[], str], interrupt: Callable[[], object]) -> Iterator[None]:
-        """While a run works: show what *live* gives above what is typed, and call *interrupt* at Ctrl-C."""
-        self._live, self._interrupt = live, interrupt
+        """
+        While a run works: show what *live* gives above what is typed, and call *interrupt* at Ctrl-C and at the first Esc.
+
+        Only Ctrl-C calls it again, since that leaves.
+        """
+        self._live, self._interrupt, self._has_escaped = live, interrupt, False
         try:
             yield
         finally:
@@ -328,11 +335,27 @@ class Prompt(Terminal):
         from prompt_toolkit.styles import Style
 
         style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
-        said: object = PromptSession(
+        said: Any = PromptSession(
             history=_load_history(history, self._unfold_pastes), completer=_completer(commands, root), complete_while_typing=False,
             multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip
-        return said, PromptSession(style=style)
+        answers: Any = PromptSession(style=style, key_bindings=self._answer_bindings())
+        for session in (said, answers):
+            session.app.ttimeoutlen = session.app.timeoutlen = ESCAPE
+        return said, answers
+
+    def _answer_bindings(self) -> Any:
+        """Return the keys of a question: Esc does what Ctrl-C does."""
+        from prompt_toolkit.key_binding import KeyBindings
+
+        keys = KeyBindings()
+
+        @keys.add("escape")
+        def _(event: Any) -> None:
+            self._has_escaped = True
+            event.app.exit(exception=KeyboardInterrupt())
+
+        return keys
 
     def _bindings(self) -> Any:
         """Return the keys that are not those of a line editor."""
@@ -348,6 +371,8 @@ class Prompt(Terminal):
             (("c-j",), lambda event: event.current_buffer.insert_text("\n"), None),
             (("escape", "enter"), lambda event: event.current_buffer.insert_text("\n"), None),
             (("c-c",), lambda event: event.current_buffer.reset(), is_typed),
+            (("c-c",), _leave_line, ~is_working & ~is_typed),
+            (("escape",), self._escape_turn, is_working),
             (("c-c",), self._interrupt_turn, is_working & ~is_typed),
             (("<sigint>",), self._interrupt_turn, is_working),
             # A run that works is left with Ctrl-C.
@@ -366,6 +391,11 @@ class Prompt(Terminal):
     def _interrupt_turn(self, _: object) -> None:
         if self._interrupt is not None:
             self._interrupt()
+
+    def _escape_turn(self, _: object) -> None:
+        if not self._has_escaped:
+            self._has_escaped = True
+            self._interrupt_turn(None)
 
     def _insert_paste(self, event: Any) -> None:
         self.was_pasted = True
@@ -398,6 +428,12 @@ class Prompt(Terminal):
         }
         # In one go: a paste is not searched for another one.
         return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
+
+
+def _leave_line(event: Any) -> None:
+    """Give up the empty line, and leave nothing of it on the screen."""
+    event.app.erase_when_done = True
+    event.app.exit(exception=KeyboardInterrupt())
 
 
 def _load_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any:
