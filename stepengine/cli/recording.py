@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stepengine.data.waiting import Waits
     from stepengine.engine.loading import AgentPlace
     from stepengine.journal import Journal
+    from stepengine.permissions import Policy
 
 __all__ = (
     "EDITORS",
@@ -51,6 +52,7 @@ __all__ = (
     "history_file",
     "latest",
     "recorded_as",
+    "recorded_policy",
     "runs_folder",
     "script_again",
     "with_record",
@@ -368,7 +370,30 @@ def with_record(options: Options, entry: RecordedRun) -> Options:
         ask_for_more=recorded.get("ask_for_more") is True,
         asks=recorded.get("asks") is True,
         config=options.config or (Path(config) if config else None),
+        policy=options.policy or recorded_policy(options, entry),
     )
+
+
+def recorded_policy(options: Options, entry: RecordedRun) -> Policy | None:
+    """Return the policy that a chat had changed before it recorded a turn; ``None`` where it had not."""
+    recorded = entry.info.get("options")
+    changed = recorded.get("policy") if isinstance(recorded, Mapping) else None
+    if changed is None:
+        return None
+    from stepengine.cli.bench import policy_of
+    from stepengine.permissions import Policy
+
+    policy = Policy.from_json(changed, where=f"the policy of {entry.stem}")
+    base = policy_of(attrs.evolve(options, policy=None, asks=True)) or Policy()
+    return attrs.evolve(base.with_rules(*policy.rules), mode=policy.mode)
+
+
+def _changed_policy(options: Options) -> dict[str, Any] | None:
+    """Return what a chat changed of its policy, as JSON: the mode, and the rules of the conversation."""
+    if options.policy is None:
+        return None
+    rules = [rule for rule in options.policy.rules if rule.scope.kind == "session"]
+    return attrs.evolve(options.policy, rules=rules, remembered=()).to_json()
 
 
 def script_again(options: Options, entry: RecordedRun) -> str:
@@ -406,7 +431,7 @@ class RunRecording:
         Args:
             options: What was typed, and what is set.
             journal: The journal that was asked for; ``None`` for one in the state folder.
-            about: More of the companion: ``command``, ``agent_id``, ``prompt``, ``forked_from``.
+            about: More of the companion: ``command``, ``agent_id``, ``prompt``, ``forked_from``, ``session_id``.
         """
         settings = options.settings
         if options.no_journal or not settings.get("journal.record"):
@@ -481,7 +506,14 @@ class RunRecording:
 
 
 def _companion(
-    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: object = None
+    options: Options,
+    journal: str,
+    *,
+    command: str,
+    agent_id: str,
+    prompt: str = "",
+    forked_from: object = None,
+    session_id: str | None = None,
 ) -> dict[str, object]:
     installed = installed_version("stepengine") or ""
     place, now = _place_of(options.agent or agent_id, options), _now()
@@ -519,8 +551,9 @@ def _companion(
             "web": ANY.text(USER.sub("//", options.web)),
             "max_steps": options.max_steps,
             "config": None if options.config is None else str(options.config.absolute()),
+            "policy": _changed_policy(options),
         },
-        "session_id": None,
+        "session_id": session_id,
         "forked_from": forked_from,
         "title": _title(prompt),
         "questions": [],

@@ -26,7 +26,7 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.commands.chat import COMMANDS, UNDONE, Chat, _fit_status
-from stepengine.cli.recording import entries, history_file, runs_folder
+from stepengine.cli.recording import RecordedRun, entries, history_file, runs_folder
 from stepengine.cli.screen.console import Screen, Terminal, TypedLines, console_on, follow, show_markdown
 from stepengine.cli.screen.prompt import (
     PASTE_BYTES,
@@ -270,7 +270,8 @@ def test_what_was_said_before_is_shown_as_it_was_while_it_was_said(markdown: boo
     chat._shown = {"markdown": markdown}
     said = (UserMessage("Say **it**.", tags=("USER_PROMPT",)), AssistantMessage("It is **bold**.\n\n- a"))
     state = AgentState(run_id="r", message_history=said)
-    chat.goes_on(cast("Any", SimpleNamespace(state=state, pending_questions=())), None)
+    entry = RecordedRun("", {"status": "completed", "session_id": "s"}, Path())
+    chat.continue_from(cast("Any", SimpleNamespace(state=state, pending_questions=())), entry)
     shown = [line.rstrip() for line in file.getvalue().splitlines()]
 
     reply = ["It is bold.", "", " • a"] if markdown else ["  It is **bold**.", "", "  - a"]
@@ -616,6 +617,60 @@ def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_on
 
     assert (3, 0) == (waiting.exit_code, result.exit_code), (waiting.output, result.output)
     assert "red, it is warm" in result.stdout
+
+
+@pytest.mark.spec("interfaces:IF77")
+def test_resume_lists_the_conversations_of_the_folder_and_continues_the_chosen_one(chats: Any, folder: Path) -> None:
+    """
+    Turns of one conversation are one line, and what is continued is the same conversation.
+    """
+    chats(text("One."), text("Two."), typed="first\nsecond\n")
+    chats(text("Else."), typed="other\n")
+    listed, model = chats(
+        text("Mine."), text("Three."), text("Four."), typed="new\n/resume\n2\nthird\n/resume\n\nfourth\n"
+    )
+    again, _ = chats(text("Five."), typed="/resume 1\nfifth\n/resume 99\n/resume nothing\n")
+    lines = [line for line in listed.stdout.splitlines() if re.match(r" +\d\. ", line)]
+
+    assert [("1 turn", "other"), ("2 turns", "first")] == [
+        (line.split("  ")[-2], line.split("  ")[-1]) for line in lines[:2]
+    ]
+    assert ["first", "second", "third", "fourth"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert ["> first", "  One.", "> second", "  Two."] == [
+        line for line in listed.stdout.splitlines() if line in ("> first", "  One.", "> second", "  Two.")
+    ]
+    assert ("1 turn", "new") == tuple(lines[2].split("  ")[-2:])
+    assert "> fourth" in again.stdout
+    assert 2 == again.stdout.count("/resume lists them")
+    ids = [entry.text("session_id") for entry in entries()]
+    assert [5, 1, 1] == sorted([ids.count(one) for one in set(ids)], reverse=True)
+
+
+@pytest.mark.spec("interfaces:IF77")
+def test_resume_asks_what_a_run_waits_for(chats: Any, folder: Path) -> None:
+    (folder / "asks.py").write_text(
+        "from stepengine import AgentDefinition, Ask\n\ndef handle_steps(ctx):\n"
+        "    return (yield from Ask('Which?', ['red', 'blue']))\n\n"
+        "agent = AgentDefinition('asks', handle_steps=handle_steps)\n"
+    )
+    chats(typed="Paint.\n", options=("asks.py",))
+    result, _ = chats(typed="/resume 1\n2\n")
+
+    assert "? Which?" in result.stdout
+    assert "blue" in result.stdout.splitlines()
+    assert {"completed"} == {entry.status for entry in entries()}
+
+
+@pytest.mark.spec("interfaces:IF77", "interfaces:IF84")
+@pytest.mark.parametrize("typed", ["/resume 1\nmore\n", "more\n"], ids=["of the chat", "at its start"])
+def test_a_turn_in_another_mode_is_continued_and_replayed(chats: Any, folder: Path, typed: str) -> None:
+    chats(WRITES, text("Written."), typed="/mode accept_edits\nwrite\n")
+    replayed = CliRunner().invoke(app, ["replay", "--last"])
+    result, model = chats(text("Yes."), typed=typed, options=() if "/" in typed else ("--resume",))
+
+    assert (0, 0) == (replayed.exit_code, result.exit_code), (replayed.output, result.output)
+    assert ["write", "more"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert "Yes." in result.stdout
 
 
 # --- in a terminal ----------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ import typer
 from stepengine.cli import bench
 from stepengine.cli.bench import bench_for, family, limits_of, registry_of
 from stepengine.cli.commands.replay import repeat
+from stepengine.cli.conversations import recorded_conversations
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import answer_with_result, is_taken, journal_at, limits_again, name_of
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_options
@@ -39,10 +40,22 @@ from stepengine.cli.recording import (
     entries,
     find_recorded,
     history_file,
+    recorded_policy,
     script_again,
     with_record,
 )
-from stepengine.cli.screen.console import DIGITS, NO, QUIT, YES, Screen, TypedLines, console_on, follow, show_markdown
+from stepengine.cli.screen.console import (
+    DIGITS,
+    NO,
+    QUIT,
+    WHICH,
+    YES,
+    Screen,
+    TypedLines,
+    console_on,
+    follow,
+    show_markdown,
+)
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.progress import diff_lines
 from stepengine.cli.screen.prompt import PASTED, SOON, Above, Prompt, PromptHistory, attached, shell_output
@@ -96,6 +109,7 @@ COMMANDS = {
     "save": "FILE  write the conversation as Markdown",
     "fork": "[TURN]  go on from after a turn; by default from before the last one",
     "compact": "[HINT]  have the conversation summarised now",
+    "resume": "[NUMBER|RUN]  list the conversations and runs of this folder, or continue one",
     "clear": "forget the conversation and begin a new one",
     "quit": "leave",
 }
@@ -110,6 +124,7 @@ SENT_CHARS = 8_192
 SEAT_SECONDS = 1.0
 """How long a question waits for whoever sits there to be shown it: the run goes on before its events are read."""
 SHOWN_TURNS = 20
+SHOWN_CONVERSATIONS = 20
 SHOWN_NOTES = 50
 UNDONE = "(The files that the last turn wrote were brought back to what they were before it.)"
 TOO_NARROW = 20
@@ -144,8 +159,8 @@ def chat(
     Say what to do, and the next thing when it is done.
 
     It reads, searches and runs commands that only look (ls, git log) by itself; whatever else runs a program or changes
-    a file is shown and asked about first (y, n REASON, a for always). What you type while it works is sent to it.
-    Ctrl-C stops a turn, twice leaves; /help lists what else there is. Each turn is recorded as a run.
+    a file is shown and asked about first (y, n REASON, a for always, e for all edits). What you type while it works is sent
+    to it. Esc or Ctrl-C stops a turn, Ctrl-C twice leaves; /help lists what else there is. Each turn is recorded as a run.
 
     Several lines, a history and completion need the extra `chat`; `stepengine doctor` tells how it is added.
 
@@ -179,6 +194,8 @@ def chat(
     options = attrs.evolve(options, ask_for_more=ask_for_more, script=script)
     options = options.in_force()
     history = None if before is None else _left_by(before, options)
+    if before is not None and before.status in GOES_ON:
+        options = attrs.evolve(options, policy=recorded_policy(options, before))
     # What the tools may do is asked about, call by call, and the console itself shows the run.
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
     try:
@@ -189,8 +206,8 @@ def chat(
         msg = f"{error.message}. The agent stands before what is said to it: stepengine chat coder {shlex.quote(agent)}"
         raise UsageProblem(msg) from None
     made = Chat(options, in_code_mode(definition) if code_mode else definition, plain=plain)
-    if history is not None:
-        made.goes_on(history, before if before is not None and before.status in GOES_ON else None)
+    if history is not None and before is not None:
+        made.continue_from(history, before)
     try:
         return asyncio.run(made.talk())
     except KeyboardInterrupt:  # on a plain terminal, which has shown it on the line of the prompt
@@ -282,11 +299,13 @@ class Chat:
         self._engines = AsyncExitStack()
         self._session_id = f"chat-{secrets.token_hex(6)}"  # what is allowed for good holds for all turns
 
-    def goes_on(self, last: RunResult, waiting: RecordedRun | None) -> None:
-        """Go on after the *last* turn, or with it where it is *waiting*, and show what was said last."""
+    def continue_from(self, last: RunResult, entry: RecordedRun) -> None:
+        """Continue after the *last* turn, recorded as *entry*, or with it where it is not over, and show what was said last."""
         self._states = [last.state]
+        self._session_id = entry.text("session_id") or self._session_id
         self._filled = sum(_context_parts(last.state).values())
-        self._waiting, self._questions = waiting, last.pending_questions
+        self._waiting = entry if entry.status in GOES_ON else None
+        self._questions = last.pending_questions
         for message in _spoken_messages(last.state)[-SHOWN_TURNS:]:
             if message.role != "user" and self._shown["markdown"]:
                 show_markdown(self._console, message.text)
@@ -626,6 +645,48 @@ class Chat:
             f"goes on from after turn {number}; files stay as they are, and what came after it is still recorded"
         )
 
+    async def _do_resume(self, which: str) -> Exit | None:
+        here = await asyncio.to_thread(recorded_conversations, str(Path.cwd()))
+        found = [one for one in here if one.session_id != self._session_id][:SHOWN_CONVERSATIONS]
+        if not which:
+            if not found:
+                self._terminal.say(
+                    "there is no other conversation or run of this folder; `stepengine runs --all` lists all"
+                )
+                return None
+            for number, one in enumerate(found, start=1):
+                self._terminal.say(f"{number:>4}. {one.line}")
+            which = ((await self._terminal.line(WHICH)) or "").strip()
+        if not which:
+            return None
+        number = _number(which)
+        entry = found[number - 1].last if 1 <= number <= len(found) else find_recorded(which)
+        if entry is None:
+            msg = f"there is no conversation or run {one_line(which, 40)!r}; /resume lists them"
+            raise UsageProblem(msg)
+        await self._continue_recorded(entry)
+        waiting, self._waiting = self._waiting, None
+        return None if waiting is None else await self._go_on(waiting)
+
+    async def _continue_recorded(self, entry: RecordedRun) -> None:
+        """Replace the conversation, and its agent, by those of a recorded run."""
+        from stepengine.engine.loading import load_agent
+
+        name = entry.text("agent", "file") or entry.text("agent", "id")
+        code_mode = entry.flag("options", "code_mode")
+        options = attrs.evolve(self._options, agent=name, code_mode=code_mode)
+        agent = load_agent(name, folders=options.settings.agent_folders)
+        # It is repeated as it was recorded, whatever is allowed in this chat.
+        recorded = attrs.evolve(options, write=False, shell=False, asks=False, policy=None)
+        last = await asyncio.to_thread(_left_by, entry, recorded)
+        if entry.status in GOES_ON:
+            options = attrs.evolve(options, policy=recorded_policy(options, entry))
+        await self._take(options, in_code_mode(agent) if code_mode else agent)
+        self._notes.clear()
+        self._journal = None
+        self._terminal.say(f"{self._agent.id}: continues {entry.stem}; files stay as they are")
+        self.continue_from(last, entry)
+
     async def _do_compact(self, hint: str) -> None:
         from stepengine.context import compact, summarize
         from stepengine.engine.packages import stands_in
@@ -655,7 +716,8 @@ class Chat:
         from stepengine.engine.packages import id_of
 
         agent, options = agent or self._agent, options or self._options
-        with RunRecording.begun(options, None, command="chat", agent_id=id_of(agent), prompt=title) as recording:
+        about = {"agent_id": id_of(agent), "prompt": title, "session_id": self._session_id}
+        with RunRecording.begun(options, None, command="chat", **about) as recording:
             try:
                 handle = self._bench.engine.start(
                     agent,
