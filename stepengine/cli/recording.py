@@ -51,8 +51,8 @@ __all__ = (
     "find_recorded",
     "history_file",
     "latest",
+    "policy_changes",
     "recorded_as",
-    "recorded_policy",
     "runs_folder",
     "script_again",
     "with_record",
@@ -370,30 +370,28 @@ def with_record(options: Options, entry: RecordedRun) -> Options:
         ask_for_more=recorded.get("ask_for_more") is True,
         asks=recorded.get("asks") is True,
         config=options.config or (Path(config) if config else None),
-        policy=options.policy or recorded_policy(options, entry),
+        policy_changes=policy_changes(entry),
     )
 
 
-def recorded_policy(options: Options, entry: RecordedRun) -> Policy | None:
-    """Return the policy that a chat had changed before it recorded a turn; ``None`` where it had not."""
+def policy_changes(entry: RecordedRun) -> Policy | None:
+    """Return what a chat had changed of its policy before it recorded a turn; ``None`` where it had changed nothing."""
     recorded = entry.info.get("options")
-    changed = recorded.get("policy") if isinstance(recorded, Mapping) else None
-    if changed is None:
+    changes = recorded.get("policy") if isinstance(recorded, Mapping) else None
+    if changes is None:
         return None
-    from stepengine.cli.bench import policy_of
     from stepengine.permissions import Policy
 
-    policy = Policy.from_json(changed, where=f"the policy of {entry.stem}")
-    base = policy_of(attrs.evolve(options, policy=None, asks=True)) or Policy()
-    return attrs.evolve(base.with_rules(*policy.rules), mode=policy.mode)
+    return Policy.from_json(changes, where=f"the policy of {entry.stem}")
 
 
-def _changed_policy(options: Options) -> dict[str, Any] | None:
-    """Return what a chat changed of its policy, as JSON: the mode, and the rules of the conversation."""
-    if options.policy is None:
+def _stored_changes(options: Options) -> dict[str, Any] | None:
+    """Return what a chat has changed of its policy, as JSON: the mode, and the rules of the conversation."""
+    policy: Policy | None = options.policy or options.policy_changes
+    if policy is None:
         return None
-    rules = [rule for rule in options.policy.rules if rule.scope.kind == "session"]
-    return attrs.evolve(options.policy, rules=rules, remembered=()).to_json()
+    rules = [rule for rule in policy.rules if rule.scope.kind == "session"]
+    return attrs.evolve(policy, rules=rules, remembered=()).to_json()
 
 
 def script_again(options: Options, entry: RecordedRun) -> str:
@@ -551,7 +549,7 @@ def _companion(
             "web": ANY.text(USER.sub("//", options.web)),
             "max_steps": options.max_steps,
             "config": None if options.config is None else str(options.config.absolute()),
-            "policy": _changed_policy(options),
+            "policy": _stored_changes(options),
         },
         "session_id": session_id,
         "forked_from": forked_from,

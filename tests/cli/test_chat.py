@@ -673,6 +673,19 @@ def test_a_turn_in_another_mode_is_continued_and_replayed(chats: Any, folder: Pa
     assert "Yes." in result.stdout
 
 
+@pytest.mark.spec("interfaces:IF72")
+def test_without_a_model_the_status_line_names_what_stands_in_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STEPENGINE_MODEL", raising=False)
+    (folder / "s.json").write_text('["Hello."]')
+    scripted = CliRunner().invoke(app, ["chat", "--script", "s.json"], input="/model\n").stdout
+    without = CliRunner().invoke(app, ["chat"], input="/model\n").stdout
+
+    assert "now: script s.json\n" in scripted
+    assert "now: no model\n" in without
+
+
 # --- in a terminal ----------------------------------------------------------------------------------------------------
 
 PROGRAM = """

@@ -40,7 +40,7 @@ from stepengine.cli.recording import (
     entries,
     find_recorded,
     history_file,
-    recorded_policy,
+    policy_changes,
     script_again,
     with_record,
 )
@@ -195,7 +195,7 @@ def chat(
     options = options.in_force()
     history = None if before is None else _left_by(before, options)
     if before is not None and before.status in GOES_ON:
-        options = attrs.evolve(options, policy=recorded_policy(options, before))
+        options = attrs.evolve(options, policy_changes=policy_changes(before))
     # What the tools may do is asked about, call by call, and the console itself shows the run.
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
     try:
@@ -418,11 +418,11 @@ class Chat:
         if not model:
             from stepengine.cli.commands.models import describe_model, known, list_providers
 
-            now = self._options.main_model or self._options.settings.get("model") or self._agent.model
+            now = self._model_name
             registry = registry_of(self._options.settings)
-            self._terminal.say(f"now: {one_line(str(now))}")
+            self._terminal.say(f"now: {one_line(now)}")
             with contextlib.suppress(UnknownModel):  # that of a server at --base-url
-                for model_known in known(registry, str(now)):
+                for model_known in known(registry, now):
                     self._terminal.say(describe_model(model_known))
             for entry in list_providers(registry):
                 if entry.key != "missing":
@@ -507,7 +507,7 @@ class Chat:
             if isinstance(rule.matcher, Category):
                 continue  # all edits: the mode says that, and another mode ends it
             policy = policy.with_session_rule(self._session_id, rule)
-        await self._take(attrs.evolve(self._options, policy=policy), self._agent)
+        await self._take(attrs.evolve(self._options, policy=policy, policy_changes=None), self._agent)
 
     def _allowed_rules(self) -> list[Rule]:
         """Return what was allowed for good, in files and in this conversation: in the engine of now, and in those before it."""
@@ -655,7 +655,7 @@ class Chat:
                 )
                 return None
             for number, one in enumerate(found, start=1):
-                self._terminal.say(f"{number:>4}. {one.line}")
+                self._terminal.say(cut(f"{number:>4}. {one.line}", max(TOO_NARROW, self._console.width - 1)))
             which = ((await self._terminal.line(WHICH)) or "").strip()
         if not which:
             return None
@@ -677,10 +677,10 @@ class Chat:
         options = attrs.evolve(self._options, agent=name, code_mode=code_mode)
         agent = load_agent(name, folders=options.settings.agent_folders)
         # It is repeated as it was recorded, whatever is allowed in this chat.
-        recorded = attrs.evolve(options, write=False, shell=False, asks=False, policy=None)
+        recorded = attrs.evolve(options, write=False, shell=False, asks=False, policy=None, policy_changes=None)
         last = await asyncio.to_thread(_left_by, entry, recorded)
         if entry.status in GOES_ON:
-            options = attrs.evolve(options, policy=recorded_policy(options, entry))
+            options = attrs.evolve(options, policy=None, policy_changes=policy_changes(entry))
         await self._take(options, in_code_mode(agent) if code_mode else agent)
         self._notes.clear()
         self._journal = None
@@ -819,7 +819,7 @@ class Chat:
 
         # These messages are said in the next turn, or go back into the line.
         dropped = undelivered(unread)
-        result = attrs.evolve(run.result, warnings=[w for w in run.result.warnings if w != dropped])
+        result = attrs.evolve(run.result, warnings=tuple([w for w in run.result.warnings if w != dropped]))
         if run.code is Exit.INTERRUPTED:
             for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
                 complain(f"warning: {warning}")
@@ -869,9 +869,16 @@ class Chat:
     def _live(self) -> str:
         return "" if self._screen is None else self._screen.live()
 
+    @property
+    def _model_name(self) -> str:
+        """The model of the chat, or what stands in for one."""
+        options = self._options
+        instead = f"script {Path(options.script).name}" if options.script else "no model"
+        return str(options.main_model or options.settings.get("model") or self._agent.model or instead)
+
     def _status(self) -> str:
         """Return the status line: model, mode, folder, how much of the context is left, and what the chat cost so far."""
-        model = str(self._options.main_model or self._options.settings.get("model") or self._agent.model)
+        model = self._model_name
         costs = [result.cost for result in self._results]
         if self._is_working and self._screen is not None:
             costs.append(self._screen.spent.cost)
