@@ -858,6 +858,9 @@ def test_what_is_typed_does_not_cut_the_text_apart_that_streams(
     (folder / "gate1").touch()
     there.sees("Begin word")
     there.types("second\n" if arguments else "second\r")
+    if not arguments:
+        there.types("/todo\r")
+        there.sees("> /todo", "did you mean /todos?")
     there.sees(*(["word " * 100 + "end."] if arguments else ["end."]), "> second", "(sent;")
     (folder / "gate2").touch()
     there.sees("Heard.", "completed", "> " if arguments else READY)

@@ -387,6 +387,7 @@ class Chat:
             return False
         if self._screen is not None:
             self._screen.make_room()
+        self._terminal.echo(now=True)
         await self._command(said)
         return True
 

@@ -476,6 +476,7 @@ class Terminal:
         self.lines = lines
         self.accepts_edits: Callable[[], object] = str
         self.note: Callable[[str, str], object] = self.say
+        self._hidden = ""
         self._console = console
         self._colors = colors
 
@@ -502,9 +503,14 @@ class Terminal:
             return await self.lines.next()
         with self.lines.unechoed():
             typed = await self.lines.next()
-        if typed:
-            self.note(f"> {visible(typed)}", self._colors.note)
+        self._hidden = f"> {visible(typed)}" if typed else ""
         return typed
+
+    def echo(self, *, now: bool = False) -> None:
+        """Show the line that was typed while a run worked, if the terminal has not; *now* or below text that streams."""
+        text, self._hidden = self._hidden, ""
+        if text:
+            (self.say if now else self.note)(text, self._colors.note)
 
     def is_command(self, text: str) -> bool:
         """Return whether a line is never an answer; in a chat its commands are none."""
@@ -957,6 +963,7 @@ class _Person:
         """Send what was typed; a run that ended meanwhile takes nothing."""
         if not text.strip() or await self._terminal.takes(text):
             return
+        self._terminal.echo()
         try:
             self._handle.send_input(self._terminal.meant(text))
         except StepEngineError as error:

@@ -218,7 +218,7 @@ class Prompt(Terminal):
             return ANSI(f"{live}\n> " if live else "> ")
 
         said = await self._read(self._session, message, refresh_interval=REFRESH)
-        self.note("\n".join([f"> {line}" for line in visible(said).splitlines()]), "dim")
+        self._hidden = "\n".join([f"> {line}" for line in visible(said).splitlines()])
         return said
 
     async def line(self, prompt: str) -> str | None:
@@ -247,9 +247,11 @@ class Prompt(Terminal):
         """Do a command of the chat that only tells something; keep others, and those of the person's shell, until the turn is over."""
         is_command = text.startswith(("/", "!")) and not text.startswith("//")
         if is_command and self.was_pasted and text.startswith("!"):
+            self.echo()
             self.note(PASTED, "yellow")
         elif is_command and not (text.startswith("/") and self.at_once is not None and await self.at_once(text)):
             self._unsent.append(text)
+            self.echo()
             self.note("(done when the turn is over)", "dim")
         return is_command
 
