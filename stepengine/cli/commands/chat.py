@@ -26,7 +26,7 @@ import attrs
 import typer
 
 from stepengine.cli import bench
-from stepengine.cli.bench import bench_for, family, limits_of, registry_of
+from stepengine.cli.bench import Bench, bench_for, family, limits_of, registry_of
 from stepengine.cli.commands.replay import repeat
 from stepengine.cli.conversations import recorded_conversations
 from stepengine.cli.exits import Exit, complain
@@ -276,7 +276,8 @@ class Chat:
         self._terminal.keys = {"c-o": self._show_whole, "s-tab": self._next_mode}
         self._terminal.at_once = self._at_once
         self._terminal.status = self._status
-        self._terminal.accepts_edits = self._accept_edits
+        # Until the turn is over, the rule that the answer adds does what the mode does afterwards.
+        self._terminal.accepts_edits = partial(setattr, self, "_wanted", "accept_edits")
         self._screen: Screen | None = None
         self._is_working = False
         self._windows: dict[str, int | None] = {}
@@ -419,7 +420,7 @@ class Chat:
         if not model:
             from stepengine.cli.commands.models import describe_model, known, list_providers
 
-            now = self._model_name
+            now = _model_name(self._options, self._agent)
             registry = registry_of(self._options.settings)
             self._terminal.say(f"now: {one_line(now)}")
             with contextlib.suppress(UnknownModel):  # that of a server at --base-url
@@ -486,10 +487,6 @@ class Chat:
     async def _change_mode(self, mode: str) -> None:
         self._wanted = ""
         await self._decide_by(attrs.evolve(self._policy, mode=cast("Any", mode)))
-
-    def _accept_edits(self) -> None:
-        """Take the mode for which the person has just asked; until the turn is over, the rule of their answer does the same."""
-        self._wanted = "accept_edits"
 
     def _next_mode(self) -> None:
         modes = self._modes
@@ -647,34 +644,12 @@ class Chat:
         )
 
     async def _do_resume(self, which: str) -> Exit | None:
-        here = await asyncio.to_thread(recorded_conversations, str(Path.cwd()))
-        found = [one for one in here if one.session_id != self._session_id][:SHOWN_CONVERSATIONS]
-        if not which:
-            if not found:
-                self._terminal.say(
-                    "there is no other conversation or run of this folder; `stepengine runs --all` lists all"
-                )
-                return None
-            for number, one in enumerate(found, start=1):
-                self._terminal.say(cut(f"{number:>4}. {one.line}", max(TOO_NARROW, self._console.width - 1)))
-            which = ((await self._terminal.line(WHICH)) or "").strip()
-        if not which:
-            return None
-        number = _number(which)
-        entry = found[number - 1].last if 1 <= number <= len(found) else find_recorded(which)
-        if entry is None:
-            msg = f"there is no conversation or run {one_line(which, 40)!r}; /resume lists them"
-            raise UsageProblem(msg)
-        await self._continue_recorded(entry)
-        waiting, self._waiting = self._waiting, None
-        return None if waiting is None else await self._go_on(waiting)
-
-    async def _continue_recorded(self, entry: RecordedRun) -> None:
-        """Replace the conversation, and its agent, by those of a recorded run."""
         from stepengine.engine.loading import load_agent
 
-        name = entry.text("agent", "file") or entry.text("agent", "id")
-        code_mode = entry.flag("options", "code_mode")
+        entry = await _choose_recorded(self._terminal, self._session_id, which, self._console.width)
+        if entry is None:
+            return None
+        name, code_mode = entry.text("agent", "file") or entry.text("agent", "id"), entry.flag("options", "code_mode")
         options = attrs.evolve(self._options, agent=name, code_mode=code_mode)
         agent = load_agent(name, folders=options.settings.agent_folders)
         # It is repeated as it was recorded, whatever is allowed in this chat.
@@ -687,6 +662,8 @@ class Chat:
         self._journal = None
         self._terminal.say(f"{self._agent.id}: continues {entry.stem}; files stay as they are")
         self.continue_from(last, entry)
+        waiting, self._waiting = self._waiting, None
+        return None if waiting is None else await self._go_on(waiting)
 
     async def _do_compact(self, hint: str) -> None:
         from stepengine.context import compact, summarize
@@ -806,28 +783,13 @@ class Chat:
             self._states.append(result.state)
             self._filled = screen.filled or sum(_context_parts(result.state).values())
         run = Run(result, received[0] if received else None)
-        self._explain_ending(run, len(unread), options)
+        _explain_ending(run, len(unread), options, self._bench)
         if signal.SIGTERM in received:
             self._leaves = True
             return Exit.TERMINATED
         if received and self._terminal.waiting:
             await self._settle_waiting()
         return run.code
-
-    def _explain_ending(self, run: Run, unread: int, options: Options) -> None:
-        """Print why a turn did not complete and what was odd. Of an interrupted one the person knows; its summary is enough."""
-        from stepengine.engine.run import undelivered
-
-        # These messages are said in the next turn, or go back into the line.
-        dropped = undelivered(unread)
-        result = attrs.evolve(run.result, warnings=tuple([w for w in run.result.warnings if w != dropped]))
-        if run.code is Exit.INTERRUPTED:
-            for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
-                complain(f"warning: {warning}")
-            return
-        tell_more(result, options)
-        if run.code is not Exit.COMPLETED:
-            complain(reason_of(run, options, self._bench))
 
     async def _settle_waiting(self) -> None:
         """After Ctrl-C: ask whether what was typed for the turn that was stopped shall be said all the same."""
@@ -847,7 +809,7 @@ class Chat:
             nonlocal last
             last = loop.time()
             handle.interrupt(grace=GRACE)
-            loop.call_soon_threadsafe(self._show_stopping, handle)
+            loop.call_soon_threadsafe(_show_stopping, handle, self._screen, self._terminal)
 
         def again() -> None:
             if loop.time() - last < SOON:
@@ -860,26 +822,12 @@ class Chat:
         with interruptible(stop, again) as received, self._terminal.during(self._live, pressed):
             yield received
 
-    def _show_stopping(self, handle: RunHandle) -> None:
-        """Show that the turn is ending: in the status line, or as a line where there is none and it takes a while."""
-        if self._screen is not None:
-            self._screen.is_stopping = True
-        if (names := ", ".join(handle.finishing)) and not self._terminal.is_rich:
-            self._terminal.say(f"(waits up to {GRACE:g} s for {one_line(names, 60)}; Ctrl-C once more leaves)", "dim")
-
     def _live(self) -> str:
         return "" if self._screen is None else self._screen.live()
 
-    @property
-    def _model_name(self) -> str:
-        """The model of the chat, or what stands in for one."""
-        options = self._options
-        instead = f"script {Path(options.script).name}" if options.script else "no model"
-        return str(options.main_model or options.settings.get("model") or self._agent.model or instead)
-
     def _status(self) -> str:
         """Return the status line: model, mode, folder, how much of the context is left, and what the chat cost so far."""
-        model = self._model_name
+        model = _model_name(self._options, self._agent)
         costs = [result.cost for result in self._results]
         if self._is_working and self._screen is not None:
             costs.append(self._screen.spent.cost)
@@ -914,6 +862,65 @@ class Chat:
         """Show the last thoughts or the last result of a tool with nothing left out."""
         whole = "" if self._screen is None else self._screen.whole
         self._terminal.say(visible(whole) if whole else "(no thoughts and no result yet)", "dim", gutter="| ")
+
+
+async def _choose_recorded(terminal: Prompt, session_id: str, which: str, width: int) -> RecordedRun | None:
+    """
+    Return the last turn of the conversation that a number or name means; without one, list them and ask.
+
+    Raises:
+        UsageProblem: when there is no such conversation or run.
+    """
+    known = await asyncio.to_thread(recorded_conversations, str(Path.cwd()))
+    found = [one for one in known if one.session_id != session_id][:SHOWN_CONVERSATIONS]
+    if not which and not found:
+        terminal.say("there is no other conversation or run of this folder; `stepengine runs --all` lists all")
+        return None
+    if not which:
+        for number, one in enumerate(found, start=1):
+            terminal.say(cut(f"{number:>4}. {one.line}", max(TOO_NARROW, width - 1)))
+        which = ((await terminal.line(WHICH)) or "").strip()
+    if not which:
+        return None
+    number = _number(which)
+    entry = found[number - 1].last if 1 <= number <= len(found) else find_recorded(which)
+    if entry is None:
+        msg = f"there is no conversation or run {one_line(which, 40)!r}; /resume lists them"
+        raise UsageProblem(msg)
+    if entry.status == "running":
+        msg = f"{entry.stem} is running in another process; wait until it ends"
+        raise UsageProblem(msg)
+    return entry
+
+
+def _explain_ending(run: Run, unread: int, options: Options, bench: Bench) -> None:
+    """Print why a turn did not complete and what was odd. Of an interrupted one the person knows; its summary is enough."""
+    from stepengine.engine.run import undelivered
+
+    # These messages are said in the next turn, or go back into the line.
+    dropped = undelivered(unread)
+    result = attrs.evolve(run.result, warnings=tuple([w for w in run.result.warnings if w != dropped]))
+    if run.code is Exit.INTERRUPTED:
+        for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
+            complain(f"warning: {warning}")
+        return
+    tell_more(result, options)
+    if run.code is not Exit.COMPLETED:
+        complain(reason_of(run, options, bench))
+
+
+def _show_stopping(handle: RunHandle, screen: Screen | None, terminal: Prompt) -> None:
+    """Show that the turn is ending: in the status line, or as a line where there is none and it takes a while."""
+    if screen is not None:
+        screen.is_stopping = True
+    if (names := ", ".join(handle.finishing)) and not terminal.is_rich:
+        terminal.say(f"(waits up to {GRACE:g} s for {one_line(names, 60)}; Ctrl-C once more leaves)", "dim")
+
+
+def _model_name(options: Options, agent: AgentDefinition) -> str:
+    """Return the model of a chat, or what stands in for one."""
+    instead = f"script {Path(options.script).name}" if options.script else "no model"
+    return str(options.main_model or options.settings.get("model") or agent.model or instead)
 
 
 @contextlib.contextmanager

@@ -142,7 +142,7 @@ class Prompt(Terminal):
         self._unsent: list[str] = []
         self._live: Callable[[], str] = str
         self._interrupt: Callable[[], object] | None = None
-        self._has_escaped = False
+        self._is_interrupted = False
         self.is_rich = self._session is not None
         self.was_pasted = False
         self.keys: dict[str, Callable[[], object]] = {}
@@ -179,7 +179,7 @@ class Prompt(Terminal):
 
         Only Ctrl-C calls it again, since that leaves.
         """
-        self._live, self._interrupt, self._has_escaped = live, interrupt, False
+        self._live, self._interrupt, self._is_interrupted = live, interrupt, False
         try:
             yield
         finally:
@@ -233,7 +233,7 @@ class Prompt(Terminal):
             except KeyboardInterrupt:
                 if self._interrupt is None:
                     return ""
-                self._interrupt()
+                self._interrupt_turn(None)
                 await asyncio.Event().wait()  # the run, which ends, takes the question back
             else:
                 return answer
@@ -341,23 +341,10 @@ class Prompt(Terminal):
             history=_load_history(history, self._unfold_pastes), completer=_completer(commands, root), complete_while_typing=False,
             multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip
-        answers: Any = PromptSession(style=style, key_bindings=self._answer_bindings())
+        answers: Any = PromptSession(style=style, key_bindings=_answer_bindings())
         for session in (said, answers):
             session.app.ttimeoutlen = session.app.timeoutlen = ESCAPE
         return said, answers
-
-    def _answer_bindings(self) -> Any:
-        """Return the keys of a question: Esc does what Ctrl-C does."""
-        from prompt_toolkit.key_binding import KeyBindings
-
-        keys = KeyBindings()
-
-        @keys.add("escape")
-        def _(event: Any) -> None:
-            self._has_escaped = True
-            event.app.exit(exception=KeyboardInterrupt())
-
-        return keys
 
     def _bindings(self) -> Any:
         """Return the keys that are not those of a line editor."""
@@ -368,13 +355,14 @@ class Prompt(Terminal):
         keys = KeyBindings()
         is_typed = Condition(lambda: bool(self._typed_text()))
         is_working = Condition(lambda: self._interrupt is not None)
+        is_interrupted = Condition(lambda: self._is_interrupted)
         for names, does, when in (
             (("enter",), self._accept, None),
             (("c-j",), lambda event: event.current_buffer.insert_text("\n"), None),
             (("escape", "enter"), lambda event: event.current_buffer.insert_text("\n"), None),
             (("c-c",), lambda event: event.current_buffer.reset(), is_typed),
             (("c-c",), _leave_line, ~is_working & ~is_typed),
-            (("escape",), self._escape_turn, is_working),
+            (("escape",), self._interrupt_turn, is_working & ~is_interrupted),
             (("c-c",), self._interrupt_turn, is_working & ~is_typed),
             (("<sigint>",), self._interrupt_turn, is_working),
             # A run that works is left with Ctrl-C.
@@ -392,12 +380,8 @@ class Prompt(Terminal):
 
     def _interrupt_turn(self, _: object) -> None:
         if self._interrupt is not None:
+            self._is_interrupted = True
             self._interrupt()
-
-    def _escape_turn(self, _: object) -> None:
-        if not self._has_escaped:
-            self._has_escaped = True
-            self._interrupt_turn(None)
 
     def _insert_paste(self, event: Any) -> None:
         self.was_pasted = True
@@ -430,6 +414,15 @@ class Prompt(Terminal):
         }
         # In one go: a paste is not searched for another one.
         return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
+
+
+def _answer_bindings() -> Any:
+    """Return the keys of a question: Esc does what Ctrl-C does."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+    keys.add("escape")(lambda event: event.app.exit(exception=KeyboardInterrupt()))
+    return keys
 
 
 def _leave_line(event: Any) -> None:
