@@ -72,7 +72,9 @@ def _call_in(rule: JsonDict) -> Any:
 
 def _always(rule: JsonDict) -> str:
     """Return in words what is allowed from now on."""
-    call = _call_in(rule)
+    call, match = _call_in(rule), rule.get("match")
+    if isinstance(match, Mapping) and match.get("category") == "write":
+        return "Always: all edits of files"
     where = [*call.get("paths", ()), *call.get("hosts", ()), *call.get("origins", ())]
     if "prefix" in call:
         covered = f"{shlex.join(call['prefix'])} with anything behind it"

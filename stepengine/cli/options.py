@@ -94,6 +94,7 @@ class Options:
         ask_for_more: Whether limits ask for more before they end a run.
         asks: Whether what changes something is asked about where no policy is set, as in a chat.
         policy: The ``Policy`` in place of the one that is set; ``None`` for that one.
+        policy_changes: The mode and further rules of a recorded chat, as a ``Policy``; ``None`` for no changes.
         buffers: The files that are open in the editor which is served; ``None`` for those of the disk.
         place: The ``Workspace`` that *workspace* names; the bench makes it.
         terminals: The terminals of that editor, in which commands are run; ``None`` for processes of this one.
@@ -143,6 +144,7 @@ class Options:
     ask_for_more: bool = False
     asks: bool = False
     policy: Any = None
+    policy_changes: Any = None
     buffers: Any = None
     terminals: Any = None
     place: Any = None

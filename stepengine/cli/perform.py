@@ -40,6 +40,7 @@ GRACE = 5.0
 """Seconds that effects have to come to their end when a signal ends a run."""
 
 __all__ = (
+    "GRACE",
     "Run",
     "add_advice",
     "ending_of",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stepengine.data.waiting import Waits
     from stepengine.engine.loading import AgentPlace
     from stepengine.journal import Journal
+    from stepengine.permissions import Policy
 
 __all__ = (
     "EDITORS",
@@ -50,6 +51,7 @@ __all__ = (
     "find_recorded",
     "history_file",
     "latest",
+    "policy_changes",
     "recorded_as",
     "runs_folder",
     "script_again",
@@ -368,7 +370,28 @@ def with_record(options: Options, entry: RecordedRun) -> Options:
         ask_for_more=recorded.get("ask_for_more") is True,
         asks=recorded.get("asks") is True,
         config=options.config or (Path(config) if config else None),
+        policy_changes=policy_changes(entry),
     )
+
+
+def policy_changes(entry: RecordedRun) -> Policy | None:
+    """Return what a chat had changed of its policy before it recorded a turn; ``None`` where it had changed nothing."""
+    recorded = entry.info.get("options")
+    changes = recorded.get("policy") if isinstance(recorded, Mapping) else None
+    if changes is None:
+        return None
+    from stepengine.permissions import Policy
+
+    return Policy.from_json(changes, where=f"the policy of {entry.stem}")
+
+
+def _stored_changes(options: Options) -> dict[str, Any] | None:
+    """Return what a chat has changed of its policy, as JSON: the mode, and the rules of the conversation."""
+    policy: Policy | None = options.policy or options.policy_changes
+    if policy is None:
+        return None
+    rules = [rule for rule in policy.rules if rule.scope.kind == "session"]
+    return attrs.evolve(policy, rules=rules, remembered=()).to_json()
 
 
 def script_again(options: Options, entry: RecordedRun) -> str:
@@ -406,7 +429,7 @@ class RunRecording:
         Args:
             options: What was typed, and what is set.
             journal: The journal that was asked for; ``None`` for one in the state folder.
-            about: More of the companion: ``command``, ``agent_id``, ``prompt``, ``forked_from``.
+            about: More of the companion: ``command``, ``agent_id``, ``prompt``, ``forked_from``, ``session_id``.
         """
         settings = options.settings
         if options.no_journal or not settings.get("journal.record"):
@@ -481,7 +504,14 @@ class RunRecording:
 
 
 def _companion(
-    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: object = None
+    options: Options,
+    journal: str,
+    *,
+    command: str,
+    agent_id: str,
+    prompt: str = "",
+    forked_from: object = None,
+    session_id: str | None = None,
 ) -> dict[str, object]:
     installed = installed_version("stepengine") or ""
     place, now = _place_of(options.agent or agent_id, options), _now()
@@ -519,8 +549,9 @@ def _companion(
             "web": ANY.text(USER.sub("//", options.web)),
             "max_steps": options.max_steps,
             "config": None if options.config is None else str(options.config.absolute()),
+            "policy": _stored_changes(options),
         },
-        "session_id": None,
+        "session_id": session_id,
         "forked_from": forked_from,
         "title": _title(prompt),
         "questions": [],

@@ -77,7 +77,8 @@ class Question:
             Where it has a ``problem``, the tool will refuse the call for that reason, and nobody is asked.
         remember: For a permission question, the rule that ``Answer(remember=...)`` adds, as a policy file has it; its
             ``"id"`` says in words what that allows. ``None`` when a rule would not keep the question from being asked again.
-        wider: Rules that allow more than *remember* does, the narrowest first and the last for any input of the tool.
+        wider: Rules that allow more than *remember* does, the narrowest first and the last for any input of the tool. One
+            is for all edits of files, where the mode ``accept_edits`` would allow the call.
             ``Answer(remember=..., covers=rule["id"])`` adds one of them in its place.
         number: Which numbers above 0 are answers beside the options: ``"whole"`` ones or ``"any"``; ``None`` for none. A limit that
             asks for more (``Limits(ask=True)``) has one; ``"yes"`` and ``"no"`` answer it, too.

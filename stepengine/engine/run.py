@@ -197,9 +197,7 @@ class EngineRun:
         warnings += tree.desk.unused
         warnings += [note for note in tree.root.plan.planned_from.notes if note not in warnings]
         if tree.inbox and not tree.hub.goes_on:
-            warnings.append(
-                f"the run ended before {len(tree.inbox)} of the messages that were sent to it were delivered"
-            )
+            warnings.append(undelivered(len(tree.inbox)))
         pending = self._pending(finished)
         return finished.as_result(
             pending_questions=pending,
@@ -209,6 +207,11 @@ class EngineRun:
             leaked=tuple(tree.leaked),
             warnings=tuple(warnings),
         )
+
+
+def undelivered(count: int) -> str:
+    """Return the warning about messages that did not reach a run."""
+    return f"the run ended before {count} of the messages that were sent to it were delivered"
 
 
 async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:

@@ -257,13 +257,16 @@ class Policy:
         """
         Return the rules that "always allow this" may add, as policy files have them, the narrowest first.
 
-        None are offered when another rule would still ask.
+        One of them is for all edits, where the mode ``accept_edits`` would allow the call. It answers no question about any
+        other call, since no other question offers it. None are offered when another rule would still ask.
         """
         scope = Scope("user", request.user_id)
         rules = [Rule("allow", call, scope=scope) for call in (Call.of(request), *Call.wider_than(request))]
         # An "always" that does not help, because another rule asks all the same, would teach people that it means
         # nothing.
         is_enough = self.with_rules(rules[0]).check(request).decision == "allow"
+        if attrs.evolve(self, mode="accept_edits").check(request).decision == "allow":
+            rules.insert(-1, Rule("allow", Category("write"), scope=scope, id=f"allow all edits of files in {scope}"))
         return [freeze_object(_store_rule(rule)) for rule in rules] if is_enough else []
 
     # --- files --------------------------------------------------------------------------------------------------------

@@ -37,10 +37,14 @@ class Person:
         os.close(screen)
         self.screen = ""
 
-    def sees(self, *expected: str) -> None:
+    def sees(self, *expected: str) -> str:
         """
         Wait until one after the other is shown after what was seen before, whatever colours are between.
+
+        Returns:
+            What was shown before the last one.
         """
+        before = ""
         for said in expected:
             while said not in self.screen:
                 assert select.select([self.keyboard], [], [], SECONDS)[0], (said, self.screen)
@@ -51,7 +55,8 @@ class Person:
                 assert chunk, (said, self.screen)
                 chunk = chunk.replace(b"\x1b[?2004h", READY.encode())
                 self.screen += CODES.sub("", chunk.decode(errors="replace"))
-            self.screen = self.screen.partition(said)[2]
+            before, _, self.screen = self.screen.partition(said)
+        return before
 
     def types(self, keys: str) -> None:
         os.write(self.keyboard, keys.encode())

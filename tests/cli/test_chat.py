@@ -26,7 +26,7 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.commands.chat import COMMANDS, UNDONE, Chat, _fit_status
-from stepengine.cli.recording import entries, history_file, runs_folder
+from stepengine.cli.recording import RecordedRun, entries, history_file, runs_folder
 from stepengine.cli.screen.console import Screen, Terminal, TypedLines, console_on, follow, show_markdown
 from stepengine.cli.screen.prompt import (
     PASTE_BYTES,
@@ -270,7 +270,8 @@ def test_what_was_said_before_is_shown_as_it_was_while_it_was_said(markdown: boo
     chat._shown = {"markdown": markdown}
     said = (UserMessage("Say **it**.", tags=("USER_PROMPT",)), AssistantMessage("It is **bold**.\n\n- a"))
     state = AgentState(run_id="r", message_history=said)
-    chat.goes_on(cast("Any", SimpleNamespace(state=state, pending_questions=())), None)
+    entry = RecordedRun("", {"status": "completed", "session_id": "s"}, Path())
+    chat.continue_from(cast("Any", SimpleNamespace(state=state, pending_questions=())), entry)
     shown = [line.rstrip() for line in file.getvalue().splitlines()]
 
     reply = ["It is bold.", "", " • a"] if markdown else ["  It is **bold**.", "", "  - a"]
@@ -618,6 +619,73 @@ def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_on
     assert "red, it is warm" in result.stdout
 
 
+@pytest.mark.spec("interfaces:IF77")
+def test_resume_lists_the_conversations_of_the_folder_and_continues_the_chosen_one(chats: Any, folder: Path) -> None:
+    """
+    Turns of one conversation are one line, and what is continued is the same conversation.
+    """
+    chats(text("One."), text("Two."), typed="first\nsecond\n")
+    chats(text("Else."), typed="other\n")
+    listed, model = chats(
+        text("Mine."), text("Three."), text("Four."), typed="new\n/resume\n2\nthird\n/resume\n\nfourth\n"
+    )
+    again, _ = chats(text("Five."), typed="/resume 1\nfifth\n/resume 99\n/resume nothing\n")
+    lines = [line for line in listed.stdout.splitlines() if re.match(r" +\d\. ", line)]
+
+    assert [("1 turn", "other"), ("2 turns", "first")] == [
+        (line.split("  ")[-2], line.split("  ")[-1]) for line in lines[:2]
+    ]
+    assert ["first", "second", "third", "fourth"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert ["> first", "  One.", "> second", "  Two."] == [
+        line for line in listed.stdout.splitlines() if line in ("> first", "  One.", "> second", "  Two.")
+    ]
+    assert ("1 turn", "new") == tuple(lines[2].split("  ")[-2:])
+    assert "> fourth" in again.stdout
+    assert 2 == again.stdout.count("/resume lists them")
+    ids = [entry.text("session_id") for entry in entries()]
+    assert [5, 1, 1] == sorted([ids.count(one) for one in set(ids)], reverse=True)
+
+
+@pytest.mark.spec("interfaces:IF77")
+def test_resume_asks_what_a_run_waits_for(chats: Any, folder: Path) -> None:
+    (folder / "asks.py").write_text(
+        "from stepengine import AgentDefinition, Ask\n\ndef handle_steps(ctx):\n"
+        "    return (yield from Ask('Which?', ['red', 'blue']))\n\n"
+        "agent = AgentDefinition('asks', handle_steps=handle_steps)\n"
+    )
+    chats(typed="Paint.\n", options=("asks.py",))
+    result, _ = chats(typed="/resume 1\n2\n")
+
+    assert "? Which?" in result.stdout
+    assert "blue" in result.stdout.splitlines()
+    assert {"completed"} == {entry.status for entry in entries()}
+
+
+@pytest.mark.spec("interfaces:IF77", "interfaces:IF84")
+@pytest.mark.parametrize("typed", ["/resume 1\nmore\n", "more\n"], ids=["of the chat", "at its start"])
+def test_a_turn_in_another_mode_is_continued_and_replayed(chats: Any, folder: Path, typed: str) -> None:
+    chats(WRITES, text("Written."), typed="/mode accept_edits\nwrite\n")
+    replayed = CliRunner().invoke(app, ["replay", "--last"])
+    result, model = chats(text("Yes."), typed=typed, options=() if "/" in typed else ("--resume",))
+
+    assert (0, 0) == (replayed.exit_code, result.exit_code), (replayed.output, result.output)
+    assert ["write", "more"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert "Yes." in result.stdout
+
+
+@pytest.mark.spec("interfaces:IF72")
+def test_without_a_model_the_status_line_names_what_stands_in_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STEPENGINE_MODEL", raising=False)
+    (folder / "s.json").write_text('["Hello."]')
+    scripted = CliRunner().invoke(app, ["chat", "--script", "s.json"], input="/model\n").stdout
+    without = CliRunner().invoke(app, ["chat"], input="/model\n").stdout
+
+    assert "now: script s.json\n" in scripted
+    assert "now: no model\n" in without
+
+
 # --- in a terminal ----------------------------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -693,7 +761,7 @@ def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(someb
     there.types("y\n")
     there.sees("> run_terminal_command")
     there.types("\x03")
-    there.sees("SIGINT: the run was cancelled", READY)
+    there.sees("interrupted | 1 step", READY)
     there.types("\x03")
     there.sees("Ctrl-C once more leaves")
     there.types("\x03")
@@ -772,6 +840,92 @@ def test_what_is_typed_while_a_reply_streams_is_sent_and_commands_wait_for_the_e
     assert "second" == (folder / "last").read_text()
     there.types("/quit\r")
     assert 0 == there.leaves()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF68", "interfaces:IF71")
+@pytest.mark.parametrize("arguments", [["--plain"], []], ids=["plain", "lines"])
+def test_what_is_typed_does_not_cut_the_text_apart_that_streams(
+    somebody: Any, folder: Path, arguments: list[str]
+) -> None:
+    """
+    It is shown below the text, when that has ended. A plain terminal gets its echo back.
+    """
+    there = somebody(*arguments, program=gated("text('Begin ' + 'word ' * 300 + 'end.'), last"))
+    there.sees("> " if arguments else READY)
+    there.types("first\n" if arguments else "first\r")
+    there.sees("step 1")
+    (folder / "gate1").touch()
+    there.sees("Begin word")
+    there.types("second\n" if arguments else "second\r")
+    if not arguments:
+        there.types("/todo\r")
+        there.sees("> /todo", "did you mean /todos?")
+    there.sees(*(["word " * 100 + "end."] if arguments else ["end."]), "> second", "(sent;")
+    (folder / "gate2").touch()
+    there.sees("Heard.", "completed", "> " if arguments else READY)
+    echo = termios.tcgetattr(there.keyboard)[3] & termios.ECHO
+    there.types("/quit\n" if arguments else "/quit\r")
+
+    assert (0, bool(arguments)) == (there.leaves(), bool(echo))
+    assert "second" == (folder / "last").read_text()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF72")
+@pytest.mark.parametrize(
+    ("arguments", "key"), [([], "\x1b"), ([], "\x03"), (["--plain"], "\x03")], ids=["Esc", "Ctrl-C", "plain"]
+)
+def test_a_turn_that_is_interrupted_costs_one_line_and_the_chat_goes_on(
+    somebody: Any, folder: Path, arguments: list[str], key: str
+) -> None:
+    enter, ready = ("\n", "> ") if arguments else ("\r", READY)
+    there = somebody(*arguments, program=gated("text('Never ' + 'word ' * 200), last"))
+    there.sees(ready)
+    there.types(f"first{enter}")
+    (folder / "gate1").touch()
+    there.sees("Never word")
+    there.types(key)
+    shown = there.sees("interrupted | 0 steps")
+    after = there.sees(ready)
+    (folder / "gate2").touch()
+    there.types(f"second{enter}")
+    there.sees("Heard.", "completed", ready)
+    there.types(f"/quit{enter}")
+
+    assert 0 == there.leaves()
+    assert 1 == after.count("\n")
+    assert [] == [said for said in ("stepengine:", "broke off", "SIGINT", "Traceback") if said in shown + after]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF72")
+def test_esc_at_a_permission_interrupts_the_turn_and_keeps_what_alt_enter_does(somebody: Any, folder: Path) -> None:
+    there = somebody(program=gated("tool_call('write_file', {'path': 'b.txt', 'content': 'colour'}), last"))
+    for number in (1, 2):
+        (folder / f"gate{number}").touch()
+    there.sees(READY)
+    there.types("Write it\r")
+    there.sees("e all edits >")
+    there.types("\x1b")
+    there.sees("interrupted | ", READY)
+    there.types("one\x1b\rtwo\r")
+    there.sees("Heard.", "completed", READY)
+    there.types("/quit\r")
+
+    assert 0 == there.leaves()
+    assert ("one\ntwo", False) == ((folder / "last").read_text(), (folder / "b.txt").exists())
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF72")
+def test_ctrl_c_at_the_prompt_of_a_plain_chat_leaves_with_its_line_ended(somebody: Any) -> None:
+    there = somebody("--plain")
+    there.sees("> ")
+    there.types("\x03")
+    there.sees("^C\r\n")
+
+    assert 128 + signal.SIGINT == there.leaves()
 
 
 @pytest.mark.deep

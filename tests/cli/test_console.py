@@ -69,12 +69,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def worker(
-    *replies: Any, folder: Path, observers: Any = (), more: Any = (), **options: Any
+    *replies: Any,
+    folder: Path,
+    observers: Any = (),
+    more: Any = (),
+    policy: Policy | None = None,
+    shell: bool = False,
+    **options: Any,
 ) -> tuple[Engine, ScriptedModel]:
-    tools = [*file_tools(folder, write=True), *shell_tools(folder), ask_user_tool(), *more]
+    tools = [*file_tools(folder, write=True), *shell_tools(folder, allow_shell=shell), ask_user_tool(), *more]
     agent = AgentDefinition("worker", model="scripted/m", tools=[tool.spec.name for tool in tools])
     model = ScriptedModel(replies)
-    return Engine([agent], tools, model, permissions=POLICY, observers=observers, **options), model
+    return Engine([agent], tools, model, permissions=policy or POLICY, observers=observers, **options), model
 
 
 async def shown(engine: Engine, typed: str, **options: Any) -> tuple[RunResult[Any], str]:
@@ -89,7 +95,7 @@ async def shown(engine: Engine, typed: str, **options: Any) -> tuple[RunResult[A
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
 REMOVES = tool_call("run_terminal_command", {"command": "rm a.txt"})
-ASKED = "write_file b.txt +1 -0: y yes, n no (n REASON), a always, v all > "
+ASKED = "write_file b.txt +1 -0: y yes, n no, a always, e all edits > "
 ASKS = tool_call("ask_user", {"questions": [{"question": "Which one?", "options": ["British", "American"]}]})
 
 
@@ -115,7 +121,7 @@ async def test_a_person_allows_one_call_refuses_another_and_says_something_else_
     assert "too dangerous" in result.tool_calls[-1].result.text
     assert ["Go.", "and mind the commas"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
     assert RunPhase.AWAITING_PERMISSION is phases["permission_requested"]
-    for line in ("? May write_file run?", "| Write 'b.txt'", "| +colour", "| command: rm a.txt", "All done."):
+    for line in ("? May write_file run?", "| Write 'b.txt'", "| +colour", "| $ rm a.txt", "All done."):
         assert line in out.splitlines()
 
 
@@ -262,6 +268,44 @@ async def test_on_a_terminal_a_long_difference_leaves_its_question_in_sight(fold
     assert "? May it?" in lines[0]
     assert len(lines) < rows - 2
     assert "more lines; v shows them" in out.getvalue()
+
+
+EDITS = tool_call("str_replace", {"path": "a.txt", "replacements": [{"old": "color", "new": "colour"}]})
+
+
+@pytest.mark.spec("interfaces:IF73")
+@pytest.mark.parametrize(
+    ("policy", "line"), [(Policy(), "| +colour"), (Policy(mode="accept_edits"), "+colour")], ids=["asked", "allowed"]
+)
+async def test_the_difference_of_an_edit_is_shown_once(folder: Path, policy: Policy, line: str) -> None:
+    """
+    A person who was asked has seen it. Without a question it is shown with the result.
+    """
+    engine, _ = worker(EDITS, text("Done."), folder=folder, policy=policy)
+    _, out = await shown(engine, "y\n")
+
+    assert [line] == [shown.strip() for shown in out.splitlines() if "+colour" in shown]
+
+
+@pytest.mark.spec("interfaces:IF73")
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        ({"command": ["git", "log", "a b"]}, ["? May run_terminal_command run?", "| Run git", "| $ git log 'a b'"]),
+        ({"command": "ls | wc"}, ["| Run a shell script", "| $ ls | wc", "| needs_a_shell_because_of: '|' outside of quotes"]),
+    ],
+    ids=["words", "script"],
+)  # fmt: skip
+async def test_a_command_is_shown_as_a_line_of_a_shell(folder: Path, given: Any, lines: list[str]) -> None:
+    engine, _ = worker(
+        tool_call("run_terminal_command", given), text("Done."), folder=folder, policy=Policy(), shell=True
+    )
+    _, out = await shown(engine, "n\n")
+    asked = out[: out.index("> run_terminal_command")] if "> run_terminal_command" in out else out
+
+    assert lines == [line for line in asked.splitlines() if line in lines]
+    assert "argv" not in out
+    assert "cwd" not in out
 
 
 async def test_always_is_not_asked_again_in_this_run(folder: Path) -> None:
@@ -654,6 +698,40 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
     assert "colour\n" == (folder / "b.txt").read_text()
 
 
+@pytest.mark.spec("interfaces:IF84", "interfaces:IF93")
+def test_all_edits_are_accepted_in_the_turn_and_after_it_and_commands_are_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    Files that instruct agents are still asked about, and another mode ends it.
+    """
+    said: list[str | None] = ["Write.", "e", "n", "n", "Again.", "/mode default", "And again.", "n", None]
+    asked: list[str] = []
+
+    async def line(_: Terminal, prompt: str) -> str | None:
+        asked.extend([prompt.partition(" ")[0]] if prompt != "> " else [])
+        return said.pop(0)
+
+    instructs = tool_call("write_file", {"path": "AGENTS.md", "content": "Obey.\n"})
+    other = tool_call("write_file", {"path": "c.txt", "content": "grey\n"})
+    again = tool_call("write_file", {"path": "d.txt", "content": "red\n"})
+    last = tool_call("write_file", {"path": "e.txt", "content": "red\n"})
+    replies = [WRITES, other, REMOVES, instructs, text("One."), again, text("Two."), last, text("Three.")]
+    model = ScriptedModel(replies)
+    monkeypatch.setattr(Terminal, "line", line)
+    monkeypatch.setattr(bench, "models_of", lambda *_: model)
+    monkeypatch.chdir(folder)
+    with terminal() as (_, stream):
+        monkeypatch.setattr(sys, "stdin", stream)
+        chat(agent="coder", model=["scripted/m"])
+        monkeypatch.undo()
+
+    assert [] == said
+    assert ["write_file", "run_terminal_command", "write_file", "write_file"] == asked
+    assert ["a.txt", "b.txt", "c.txt", "d.txt"] == sorted(path.name for path in folder.iterdir())
+    assert "commands are still asked about" in capsys.readouterr().out
+
+
 @pytest.mark.spec("interfaces:IF84")
 @pytest.mark.parametrize("between", [[], ["/mode default"]], ids=["of the engine", "of the policy"])
 def test_what_was_allowed_for_good_is_asked_about_again_when_it_is_forgotten(
@@ -787,6 +865,25 @@ def test_the_open_block_the_children_and_the_status_steer_nothing_and_fit(width:
 
 def without_seconds(screen: Screen) -> list[str]:
     return [line.rpartition(" | ")[0] for line in bare(screen.live()).split("\n")[:-1]]
+
+
+@pytest.mark.spec("interfaces:IF68")
+@pytest.mark.parametrize("markdown", [True, False])
+def test_a_line_of_ours_waits_until_the_text_that_streams_has_ended(markdown: bool) -> None:
+    out = io.StringIO()
+    screen = Screen(Console(file=out, width=80), markdown=markdown)
+    screen.note("(before)")
+    for piece in ("One ", "sentence.\n\nAnd ", "another."):
+        screen.on_event(ev.TextDelta(text=piece))
+        screen.note(f"(during {piece[:3].strip()})")
+    while_open = out.getvalue()
+    screen.on_event(ev.TextCompleted(text="One sentence.\n\nAnd another."))
+    screen.note("(after)")
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+    assert "during" not in while_open
+    assert ["(before)", "One sentence.", "And another."] == lines[:3]
+    assert ["(during One)", "(during sen)", "(during ano)", "(after)"] == lines[3:]
 
 
 def test_children_at_work_are_a_tree_until_they_end_and_many_are_counted() -> None:

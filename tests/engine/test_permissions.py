@@ -369,7 +369,14 @@ def test_what_a_person_always_allows_is_asked_once_and_a_deny_still_wins(world):
         "match": {"call": {"is": "put", "agent": "lead", "any_input": True}},
         "scope": "user",
     }
-    assert [offered] == list(requested[0].question.wider)
+    edits = {
+        "id": "allow all edits of files in user",
+        "decision": "allow",
+        "match": {"category": "write"},
+        "scope": "user",
+    }
+    assert [edits, offered] == list(requested[0].question.wider)
+    assert [] == [rule for rule in requested[1].question.wider if "category" in rule["match"]]
     assert {"is": "put", "agent": "lead", "input": {"x": 1}} == requested[0].remember["match"]["call"]
 
 

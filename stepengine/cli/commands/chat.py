@@ -26,12 +26,13 @@ import attrs
 import typer
 
 from stepengine.cli import bench
-from stepengine.cli.bench import bench_for, family, limits_of, registry_of
+from stepengine.cli.bench import Bench, bench_for, family, limits_of, registry_of
 from stepengine.cli.commands.replay import repeat
+from stepengine.cli.conversations import recorded_conversations
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import answer_with_result, is_taken, journal_at, limits_again, name_of
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_options
-from stepengine.cli.perform import Run, interrupt, reason_of, resume_hint, tell_more
+from stepengine.cli.perform import GRACE, Run, reason_of, resume_hint, tell_more
 from stepengine.cli.recording import (
     GOES_ON,
     RecordedRun,
@@ -39,10 +40,22 @@ from stepengine.cli.recording import (
     entries,
     find_recorded,
     history_file,
+    policy_changes,
     script_again,
     with_record,
 )
-from stepengine.cli.screen.console import DIGITS, NO, QUIT, YES, Screen, TypedLines, console_on, follow, show_markdown
+from stepengine.cli.screen.console import (
+    DIGITS,
+    NO,
+    QUIT,
+    WHICH,
+    YES,
+    Screen,
+    TypedLines,
+    console_on,
+    follow,
+    show_markdown,
+)
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.progress import diff_lines
 from stepengine.cli.screen.prompt import PASTED, SOON, Above, Prompt, PromptHistory, attached, shell_output
@@ -72,7 +85,7 @@ NO_MODEL = (
     "/model lists those that have a key."
 )
 KEYS = """\
-Enter sends, Alt-Enter or Ctrl-J begins a new line. Ctrl-C stops a turn, twice leaves; Ctrl-D leaves.
+Enter sends, Alt-Enter or Ctrl-J begins a new line. Esc or Ctrl-C stops a turn, Ctrl-C twice leaves; Ctrl-D leaves.
 @path sends a file along, @@ is an at sign. !command runs in your own shell and shows the agent what came of it; !! does not show it.
 //text says /text to the agent. What is said while it works is read before its next model call; commands that change something wait
 for the end, those that tell something answer at once, also at a question.
@@ -96,6 +109,7 @@ COMMANDS = {
     "save": "FILE  write the conversation as Markdown",
     "fork": "[TURN]  go on from after a turn; by default from before the last one",
     "compact": "[HINT]  have the conversation summarised now",
+    "resume": "[NUMBER|RUN]  list the conversations and runs of this folder, or continue one",
     "clear": "forget the conversation and begin a new one",
     "quit": "leave",
 }
@@ -110,6 +124,7 @@ SENT_CHARS = 8_192
 SEAT_SECONDS = 1.0
 """How long a question waits for whoever sits there to be shown it: the run goes on before its events are read."""
 SHOWN_TURNS = 20
+SHOWN_CONVERSATIONS = 20
 SHOWN_NOTES = 50
 UNDONE = "(The files that the last turn wrote were brought back to what they were before it.)"
 TOO_NARROW = 20
@@ -144,8 +159,8 @@ def chat(
     Say what to do, and the next thing when it is done.
 
     It reads, searches and runs commands that only look (ls, git log) by itself; whatever else runs a program or changes
-    a file is shown and asked about first (y, n REASON, a for always). What you type while it works is sent to it.
-    Ctrl-C stops a turn, twice leaves; /help lists what else there is. Each turn is recorded as a run.
+    a file is shown and asked about first (y, n REASON, a for always, e for all edits). What you type while it works is sent
+    to it. Esc or Ctrl-C stops a turn, Ctrl-C twice leaves; /help lists what else there is. Each turn is recorded as a run.
 
     Several lines, a history and completion need the extra `chat`; `stepengine doctor` tells how it is added.
 
@@ -179,6 +194,8 @@ def chat(
     options = attrs.evolve(options, ask_for_more=ask_for_more, script=script)
     options = options.in_force()
     history = None if before is None else _left_by(before, options)
+    if before is not None and before.status in GOES_ON:
+        options = attrs.evolve(options, policy_changes=policy_changes(before))
     # What the tools may do is asked about, call by call, and the console itself shows the run.
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
     try:
@@ -189,9 +206,13 @@ def chat(
         msg = f"{error.message}. The agent stands before what is said to it: stepengine chat coder {shlex.quote(agent)}"
         raise UsageProblem(msg) from None
     made = Chat(options, in_code_mode(definition) if code_mode else definition, plain=plain)
-    if history is not None:
-        made.goes_on(history, before if before is not None and before.status in GOES_ON else None)
-    return asyncio.run(made.talk())
+    if history is not None and before is not None:
+        made.continue_from(history, before)
+    try:
+        return asyncio.run(made.talk())
+    except KeyboardInterrupt:  # on a plain terminal, which has shown it on the line of the prompt
+        print(flush=True)
+        return Exit.INTERRUPTED
 
 
 def _last_chat(agent: str) -> RecordedRun:
@@ -255,6 +276,8 @@ class Chat:
         self._terminal.keys = {"c-o": self._show_whole, "s-tab": self._next_mode}
         self._terminal.at_once = self._at_once
         self._terminal.status = self._status
+        # Until the turn is over, the rule that the answer adds does what the mode does afterwards.
+        self._terminal.accepts_edits = partial(setattr, self, "_wanted", "accept_edits")
         self._screen: Screen | None = None
         self._is_working = False
         self._windows: dict[str, int | None] = {}
@@ -277,11 +300,13 @@ class Chat:
         self._engines = AsyncExitStack()
         self._session_id = f"chat-{secrets.token_hex(6)}"  # what is allowed for good holds for all turns
 
-    def goes_on(self, last: RunResult, waiting: RecordedRun | None) -> None:
-        """Go on after the *last* turn, or with it where it is *waiting*, and show what was said last."""
+    def continue_from(self, last: RunResult, entry: RecordedRun) -> None:
+        """Continue after the *last* turn, recorded as *entry*, or with it where it is not over, and show what was said last."""
         self._states = [last.state]
+        self._session_id = entry.text("session_id") or self._session_id
         self._filled = sum(_context_parts(last.state).values())
-        self._waiting, self._questions = waiting, last.pending_questions
+        self._waiting = entry if entry.status in GOES_ON else None
+        self._questions = last.pending_questions
         for message in _spoken_messages(last.state)[-SHOWN_TURNS:]:
             if message.role != "user" and self._shown["markdown"]:
                 show_markdown(self._console, message.text)
@@ -319,7 +344,7 @@ class Chat:
     async def _do(self, said: str, code: Exit) -> Exit:
         """Do what was said; return its exit code, or the previous one if it has none."""
         if self._wanted:
-            await self._do_mode(self._wanted)
+            await self._change_mode(self._wanted)
         if said.startswith("/") and not said.startswith("//"):
             return await self._command(said)
         if said.startswith("!"):
@@ -362,7 +387,8 @@ class Chat:
         if name in COMMANDS and name not in TELLING and (name not in SHOWING or rest.strip()):
             return False
         if self._screen is not None:
-            self._screen.close_line()
+            self._screen.make_room()
+        self._terminal.echo(now=True)
         await self._command(said)
         return True
 
@@ -394,11 +420,11 @@ class Chat:
         if not model:
             from stepengine.cli.commands.models import describe_model, known, list_providers
 
-            now = self._options.main_model or self._options.settings.get("model") or self._agent.model
+            now = _model_name(self._options, self._agent)
             registry = registry_of(self._options.settings)
-            self._terminal.say(f"now: {one_line(str(now))}")
+            self._terminal.say(f"now: {one_line(now)}")
             with contextlib.suppress(UnknownModel):  # that of a server at --base-url
-                for model_known in known(registry, str(now)):
+                for model_known in known(registry, now):
                     self._terminal.say(describe_model(model_known))
             for entry in list_providers(registry):
                 if entry.key != "missing":
@@ -455,9 +481,12 @@ class Chat:
         if mode not in self._modes:
             msg = f"{one_line(mode, 40)} is no mode that this chat can take; there are {', '.join(self._modes)}"
             raise UsageProblem(msg)
+        await self._change_mode(mode)
+        self._terminal.say(f"mode {mode}, from the next turn on")
+
+    async def _change_mode(self, mode: str) -> None:
         self._wanted = ""
         await self._decide_by(attrs.evolve(self._policy, mode=cast("Any", mode)))
-        self._terminal.say(f"mode {mode}, from the next turn on")
 
     def _next_mode(self) -> None:
         modes = self._modes
@@ -470,9 +499,13 @@ class Chat:
 
     async def _decide_by(self, policy: Policy) -> None:
         """Have *policy* decide from the next turn on; what was allowed for good in this conversation stays so."""
+        from stepengine.permissions import Category
+
         for rule in self._bench.engine.remembered(self._session_id):
+            if isinstance(rule.matcher, Category):
+                continue  # all edits: the mode says that, and another mode ends it
             policy = policy.with_session_rule(self._session_id, rule)
-        await self._take(attrs.evolve(self._options, policy=policy), self._agent)
+        await self._take(attrs.evolve(self._options, policy=policy, policy_changes=None), self._agent)
 
     def _allowed_rules(self) -> list[Rule]:
         """Return what was allowed for good, in files and in this conversation: in the engine of now, and in those before it."""
@@ -610,6 +643,28 @@ class Chat:
             f"goes on from after turn {number}; files stay as they are, and what came after it is still recorded"
         )
 
+    async def _do_resume(self, which: str) -> Exit | None:
+        from stepengine.engine.loading import load_agent
+
+        entry = await _choose_recorded(self._terminal, self._session_id, which, self._console.width)
+        if entry is None:
+            return None
+        name, code_mode = entry.text("agent", "file") or entry.text("agent", "id"), entry.flag("options", "code_mode")
+        options = attrs.evolve(self._options, agent=name, code_mode=code_mode)
+        agent = load_agent(name, folders=options.settings.agent_folders)
+        # It is repeated as it was recorded, whatever is allowed in this chat.
+        recorded = attrs.evolve(options, write=False, shell=False, asks=False, policy=None, policy_changes=None)
+        last = await asyncio.to_thread(_left_by, entry, recorded)
+        if entry.status in GOES_ON:
+            options = attrs.evolve(options, policy=None, policy_changes=policy_changes(entry))
+        await self._take(options, in_code_mode(agent) if code_mode else agent)
+        self._notes.clear()
+        self._journal = None
+        self._terminal.say(f"{self._agent.id}: continues {entry.stem}; files stay as they are")
+        self.continue_from(last, entry)
+        waiting, self._waiting = self._waiting, None
+        return None if waiting is None else await self._go_on(waiting)
+
     async def _do_compact(self, hint: str) -> None:
         from stepengine.context import compact, summarize
         from stepengine.engine.packages import stands_in
@@ -639,7 +694,8 @@ class Chat:
         from stepengine.engine.packages import id_of
 
         agent, options = agent or self._agent, options or self._options
-        with RunRecording.begun(options, None, command="chat", agent_id=id_of(agent), prompt=title) as recording:
+        about = {"agent_id": id_of(agent), "prompt": title, "session_id": self._session_id}
+        with RunRecording.begun(options, None, command="chat", **about) as recording:
             try:
                 handle = self._bench.engine.start(
                     agent,
@@ -676,7 +732,7 @@ class Chat:
             if questions:
                 break
             # Only the journal knew that something was cut off in the middle: that is the question.
-            questions = self._results[-1].pending_questions
+            self._questions = questions = self._results[-1].pending_questions
             if not questions:
                 break  # it waits for no person: nobody here could end that
         return code
@@ -702,6 +758,9 @@ class Chat:
     ) -> Exit:
         """Show a turn to its end and keep what came of it."""
         screen = self._screen = Screen(self._console, **self._shown)
+        for question in self._questions:
+            screen.mark_asked(question)
+        self._questions = ()
         # Where nobody sits there, the engine refuses what needs a person's permission.
         permits = self._terminal.lines.is_terminal
         turn = asyncio.ensure_future(follow(handle, screen, self._terminal, permits=permits, settled=settled))
@@ -714,7 +773,8 @@ class Chat:
             return self._explain_unfinished(recording, options)
         result = turn.result()
         recording.ended(result)
-        self._terminal.say_next(handle.unread)
+        unread = handle.unread
+        self._terminal.say_next(unread)
         if recording.journal is not None:
             self._journal = recording.journal
             options = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
@@ -723,9 +783,7 @@ class Chat:
             self._states.append(result.state)
             self._filled = screen.filled or sum(_context_parts(result.state).values())
         run = Run(result, received[0] if received else None)
-        tell_more(result, options)
-        if run.code is not Exit.COMPLETED:
-            complain(reason_of(run, options, self._bench))
+        _explain_ending(run, len(unread), options, self._bench)
         if signal.SIGTERM in received:
             self._leaves = True
             return Exit.TERMINATED
@@ -750,8 +808,8 @@ class Chat:
         def stop() -> None:
             nonlocal last
             last = loop.time()
-            interrupt(handle, loop)
-            loop.call_soon_threadsafe(self._terminal.say, "(interrupts; Ctrl-C once more leaves)", "dim")
+            handle.interrupt(grace=GRACE)
+            loop.call_soon_threadsafe(_show_stopping, handle, self._screen, self._terminal)
 
         def again() -> None:
             if loop.time() - last < SOON:
@@ -769,7 +827,7 @@ class Chat:
 
     def _status(self) -> str:
         """Return the status line: model, mode, folder, how much of the context is left, and what the chat cost so far."""
-        model = str(self._options.main_model or self._options.settings.get("model") or self._agent.model)
+        model = _model_name(self._options, self._agent)
         costs = [result.cost for result in self._results]
         if self._is_working and self._screen is not None:
             costs.append(self._screen.spent.cost)
@@ -793,16 +851,76 @@ class Chat:
     def _explain_unfinished(self, recording: RunRecording, options: Options) -> Exit:
         """Say how to continue a turn that was left in the middle."""
         self._leaves = True
-        complain("left in the middle of a turn")
+        again = ""
         if recording.journal is not None:
             there = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
-            complain(f"go on with: {resume_hint(there, self._agent.id)}")
+            again = f"; go on with: {resume_hint(there, self._agent.id)}"
+        complain(f"left in the middle of a turn{again}")
         return Exit.INTERRUPTED
 
     def _show_whole(self) -> None:
         """Show the last thoughts or the last result of a tool with nothing left out."""
         whole = "" if self._screen is None else self._screen.whole
         self._terminal.say(visible(whole) if whole else "(no thoughts and no result yet)", "dim", gutter="| ")
+
+
+async def _choose_recorded(terminal: Prompt, session_id: str, which: str, width: int) -> RecordedRun | None:
+    """
+    Return the last turn of the conversation that a number or name means; without one, list them and ask.
+
+    Raises:
+        UsageProblem: when there is no such conversation or run.
+    """
+    known = await asyncio.to_thread(recorded_conversations, str(Path.cwd()))
+    found = [one for one in known if one.session_id != session_id][:SHOWN_CONVERSATIONS]
+    if not which and not found:
+        terminal.say("there is no other conversation or run of this folder; `stepengine runs --all` lists all")
+        return None
+    if not which:
+        for number, one in enumerate(found, start=1):
+            terminal.say(cut(f"{number:>4}. {one.line}", max(TOO_NARROW, width - 1)))
+        which = ((await terminal.line(WHICH)) or "").strip()
+    if not which:
+        return None
+    number = _number(which)
+    entry = found[number - 1].last if 1 <= number <= len(found) else find_recorded(which)
+    if entry is None:
+        msg = f"there is no conversation or run {one_line(which, 40)!r}; /resume lists them"
+        raise UsageProblem(msg)
+    if entry.status == "running":
+        msg = f"{entry.stem} is running in another process; wait until it ends"
+        raise UsageProblem(msg)
+    return entry
+
+
+def _explain_ending(run: Run, unread: int, options: Options, bench: Bench) -> None:
+    """Print why a turn did not complete and what was odd. Of an interrupted one the person knows; its summary is enough."""
+    from stepengine.engine.run import undelivered
+
+    # These messages are said in the next turn, or go back into the line.
+    dropped = undelivered(unread)
+    result = attrs.evolve(run.result, warnings=tuple([w for w in run.result.warnings if w != dropped]))
+    if run.code is Exit.INTERRUPTED:
+        for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
+            complain(f"warning: {warning}")
+        return
+    tell_more(result, options)
+    if run.code is not Exit.COMPLETED:
+        complain(reason_of(run, options, bench))
+
+
+def _show_stopping(handle: RunHandle, screen: Screen | None, terminal: Prompt) -> None:
+    """Show that the turn is ending: in the status line, or as a line where there is none and it takes a while."""
+    if screen is not None:
+        screen.is_stopping = True
+    if (names := ", ".join(handle.finishing)) and not terminal.is_rich:
+        terminal.say(f"(waits up to {GRACE:g} s for {one_line(names, 60)}; Ctrl-C once more leaves)", "dim")
+
+
+def _model_name(options: Options, agent: AgentDefinition) -> str:
+    """Return the model of a chat, or what stands in for one."""
+    instead = f"script {Path(options.script).name}" if options.script else "no model"
+    return str(options.main_model or options.settings.get("model") or agent.model or instead)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from stepengine.cli.conversations import age_of
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.recording import GOES_ON, RecordedRun, entries
 from stepengine.cli.screen.render import dumps, money, one_line, say
@@ -57,7 +57,7 @@ def _row(entry: RecordedRun) -> Iterator[str]:
     cost = entry.info.get("cost")
     spent = money(Decimal(cost)) if isinstance(cost, str) and COST.fullmatch(cost) else "-"
     agent = one_line(entry.text("agent", "id"), 24)
-    row = f"{entry.stem}  {_age(entry.text('created')):>4}  {entry.status:<11}  {agent:<16}  {spent:>8}"
+    row = f"{entry.stem}  {age_of(entry.text('created')):>4}  {entry.status:<11}  {agent:<16}  {spent:>8}"
     yield f"{row}  {one_line(entry.text('title'), 80)}".rstrip()
     waits = entry.info.get("waits") if entry.status == "suspended" else ()
     for wait in waits if isinstance(waits, list) else ():
@@ -67,14 +67,3 @@ def _row(entry: RecordedRun) -> Iterator[str]:
     for question in questions if isinstance(questions, list) else ():
         if isinstance(question, dict):
             yield f"  ? {one_line(str(question.get('id')), 40)}: {one_line(str(question.get('text')), 120)}"
-
-
-def _age(created: str) -> str:
-    try:
-        seconds = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
-    except (ValueError, TypeError):
-        return "-"
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= length:
-            return f"{int(seconds // length)}{unit}"
-    return f"{max(0, int(seconds))}s"

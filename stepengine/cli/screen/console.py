@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from stepengine.cli.screen.progress import COLORS, Progress, diff_lines
-from stepengine.cli.screen.render import ColorScheme, as_text, cut, one_line, visible, wrapped
+from stepengine.cli.screen.progress import COLORS, Progress, diff_lines, diff_of
+from stepengine.cli.screen.render import ColorScheme, as_text, cut, money, one_line, shell_text, visible, wrapped
 from stepengine.data import events as ev
 from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, thaw
@@ -47,9 +47,14 @@ MAX_BLOCK = 4_000
 LIVE_LINES = 8
 """Lines of the open block that stand above the prompt."""
 LIVE_CHILDREN = 6
+STOPPING = "interrupting; Ctrl-C once more leaves"
 CHUNK = 65_536
-KEYS = ("y yes, n no (n REASON), a always, v all > ", "y yes, n no, a always, v all > ", "y, n, a, v > ")
-"""What may be typed at a permission; the first of these for which there is room stands in the prompt."""
+KEYS = (
+    "y yes, n no (n REASON), a always, e all edits, v all > ",
+    "y yes, n no, a always, e all edits, v all > ",
+    "y, n, a, e, v > ",
+)
+"""The answers to a permission question; the prompt has the first of these that fits, without what is not offered."""
 BELOW = 6
 """Lines of a terminal that what is shown of a question leaves to the question itself, the prompt and what stands below."""
 ROOM = 8
@@ -58,7 +63,8 @@ TYPED = 12
 """Characters that are left behind the prompt for what is typed."""
 WHICH = "which? a number, Enter for none > "
 UNSEEN = "every later call of {} runs without being shown, whatever its input; type yes to have that > "
-YES, NO, ALWAYS = ("y", "yes"), ("n", "no"), ("a", "always")
+YES, NO, ALWAYS, EDITS = ("y", "yes"), ("n", "no"), ("a", "always"), ("e", "edits")
+ACCEPTED = "(all edits of files are accepted from now on; commands are still asked about)"
 QUIT = ("/quit", "/exit")
 
 
@@ -104,6 +110,21 @@ class TypedLines:
             await self._readable(self._fd)
             self._read(self._fd)
         return self._take_line()
+
+    @contextlib.contextmanager
+    def unechoed(self) -> Iterator[None]:
+        """Keep the terminal from showing what is typed for as long as the block lasts."""
+        if self._fd is None or not self.is_terminal:
+            yield
+            return
+        before, quiet = termios.tcgetattr(self._fd), termios.tcgetattr(self._fd)
+        quiet[3] &= ~termios.ECHO
+        termios.tcsetattr(self._fd, termios.TCSANOW, quiet)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._fd, termios.TCSANOW, before)
 
     def typed_ahead(self) -> list[str]:
         """Return the lines that were typed on a terminal before anybody asked for one; a line that was not sent is dropped."""
@@ -171,6 +192,7 @@ class Screen(Progress):
 
     Attributes:
         whole: The last thoughts, or the last result of a tool, with nothing left out.
+        is_stopping: Whether the person has interrupted the run. How its parts end is not shown then, only how it ends.
         diffs: What was written to files, by children too, as unified diffs.
     """
 
@@ -182,7 +204,9 @@ class Screen(Progress):
         self._is_after_block = False
         self._children: dict[str, _ChildLine] = {}
         self._said: list[str] = []
+        self._notes: list[tuple[str, str]] = []
         self.whole = ""
+        self.is_stopping = False
         self.diffs: list[str] = []
 
     def on_event(self, event: ev.Event) -> None:
@@ -204,6 +228,24 @@ class Screen(Progress):
             diff = data.get("unified_diff") or ("file" in data and data.get("message"))
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
+
+    def note(self, text: str, style: str = "") -> None:
+        """Show a line of ours; while text of the root streams, below that text and not in the middle of it."""
+        self._notes.append((text, style))
+        if "" not in self._streamed:
+            self.show_notes()
+
+    def show_notes(self) -> None:
+        """Show the lines that waited for the end of a text."""
+        if self._notes:
+            self.close_line()
+        while self._notes:
+            say_on(self._console, *self._notes.pop(0))
+
+    def make_room(self) -> None:
+        """Let lines be shown now: end the line of text that streams. A block of Markdown stays below them."""
+        if self._block is None:
+            self.close_line()
 
     def finish(self, result: RunResult) -> None:
         """Show what the run came to where its model did not say it, such as what a handler returned, and how it ended."""
@@ -231,9 +273,11 @@ class Screen(Progress):
                 self._print_markdown(self._block)
         block = drawn.get().splitlines()[-LIVE_LINES:]
         with console.capture() as drawn:
+            for text, style in self._notes:
+                console.print(Text(cut(text, width - 1), style=style), soft_wrap=True)
             for line in lines:
                 console.print(Text(line, style=self._colors.agent), soft_wrap=True)
-            status = self.status()
+            status = Text(STOPPING, style=self._colors.note) if self.is_stopping else self.status()
             status.truncate(max(1, width - 1))
             console.print(status, soft_wrap=True)
         return "\n".join([*block, *drawn.get().splitlines()])
@@ -263,10 +307,26 @@ class Screen(Progress):
         self._is_after_block = False
         super()._line(path, text, style)
 
+    def _on_text_completed(self, event: ev.TextCompleted) -> None:
+        super()._on_text_completed(event)
+        self.show_notes()
+
     def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
         self._block = self._block and ""
         self.close_line()
-        super()._on_reply_discarded(event)
+        if not self.is_stopping:
+            super()._on_reply_discarded(event)
+        self._streamed.discard(event.path)
+        self.show_notes()
+
+    def _on_tool_finished(self, event: ev.ToolFinished) -> None:
+        if not (self.is_stopping and event.result.is_error):
+            super()._on_tool_finished(event)
+
+    def _summary(self, result: RunResult) -> list[str]:
+        if not self.is_stopping or result.status is not RunStatus.CANCELLED:
+            return super()._summary(result)
+        return ["interrupted", *super()._summary(result)[1:2], money(result.cost, of=result.usage)]
 
     def _speak(self, path: str) -> None:
         if not self._is_open:
@@ -298,6 +358,16 @@ class Screen(Progress):
 
         self._console.print(Text(text), end="", soft_wrap=True)
         self._console.file.flush()
+
+
+def say_on(console: Console, text: str, style: str = "", *, gutter: str = "") -> None:
+    """Show a line of ours, or one that was made visible; *gutter* stands before each line that it takes on a terminal."""
+    from rich.text import Text
+
+    if console.is_terminal:
+        text = wrapped(text, max(1, console.width - len(gutter)))
+    lines = [f"{gutter}{line}" for line in text.split("\n")]
+    console.print(Text("\n".join(lines), style=style), soft_wrap=True)
 
 
 def show_markdown(console: Console, text: str) -> None:
@@ -396,21 +466,23 @@ class Terminal:
         console: Where prompts are shown.
         lines: What is typed.
         colors: The styles.
+
+    Attributes:
+        accepts_edits: Called when the person accepts all edits.
+        note: Shows a line while a run is shown, without cutting text that streams apart.
     """
 
     def __init__(self, console: Console, lines: TypedLines, colors: ColorScheme = COLORS) -> None:
         self.lines = lines
+        self.accepts_edits: Callable[[], object] = str
+        self.note: Callable[[str, str], object] = self.say
+        self._hidden = ""
         self._console = console
         self._colors = colors
 
     def say(self, text: str, style: str = "", *, gutter: str = "") -> None:
         """Show a line of ours, or one that was made visible; *gutter* stands before each line that it takes on a terminal."""
-        from rich.text import Text
-
-        if self._console.is_terminal:
-            text = wrapped(text, max(1, self._console.width - len(gutter)))
-        lines = [f"{gutter}{line}" for line in text.split("\n")]
-        self._console.print(Text("\n".join(lines), style=style), soft_wrap=True)
+        say_on(self._console, text, style, gutter=gutter)
 
     async def line(self, prompt: str) -> str | None:
         """Return the next line, on a terminal behind *prompt*; ``None`` when nothing more will be typed."""
@@ -427,7 +499,18 @@ class Terminal:
 
     async def meanwhile(self) -> str | None:
         """Return the next line that is typed while a run works; ``None`` when nothing more will be typed."""
-        return await self.lines.next()
+        if not (self.lines.is_terminal and self._console.is_terminal):
+            return await self.lines.next()
+        with self.lines.unechoed():
+            typed = await self.lines.next()
+        self._hidden = f"> {visible(typed)}" if typed else ""
+        return typed
+
+    def echo(self, *, now: bool = False) -> None:
+        """Show the line that was typed while a run worked, if the terminal has not; *now* or below text that streams."""
+        text, self._hidden = self._hidden, ""
+        if text:
+            (self.say if now else self.note)(text, self._colors.note)
 
     def is_command(self, text: str) -> bool:
         """Return whether a line is never an answer; in a chat its commands are none."""
@@ -461,7 +544,7 @@ class Terminal:
         for line in self.typed_ahead():
             await other(line)
         is_whole = self._show(question, self._most())
-        prompt = _prompt(question, self._console.width) if question.tool_name else "> "
+        prompt = _prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
         while (typed := await self.line(prompt)) is not None:
             if typed.strip() == "v" and (question.tool_name or not is_whole):
                 self._show(question)
@@ -486,9 +569,14 @@ class Terminal:
         if not question.tool_name:
             return _choice(question, self.meant(typed))
         word, _, which = typed.strip().partition(" ")
+        edits = _edits_rule(question)
+        if edits is not None and typed.strip().lower() in EDITS:
+            self.say(ACCEPTED, self._colors.note)
+            self.accepts_edits()
+            return Answer(remember="session", covers=str(edits["id"]))
         if word.lower() not in ALWAYS or question.remember is None:
             return _permission(typed)
-        rules = (question.remember, *question.wider)
+        rules = [rule for rule in (question.remember, *question.wider) if rule is not edits]
         named = _find_rule(rules, which.strip())
         if which.strip() and named is None:
             return None
@@ -540,6 +628,11 @@ def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]
     if shown["action"]:
         yield visible(str(shown["action"]), strict=True), colors.summary
     details = thaw(shown["details"])
+    if command := shell_text(details):
+        yield from [
+            (f"$ {line}" if n == 0 else f"  {line}", "") for n, line in enumerate(visible(command).splitlines())
+        ]
+        details = {name: value for name, value in details.items() if not _is_said(name, value, command)}
     for name, value in details.items() if isinstance(details, dict) else [("", details)]:
         text = value if isinstance(value, str) else _json(value)
         if name in ("diff", "unified_diff"):
@@ -552,6 +645,15 @@ def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]
         if name:
             yield f"{visible(name, strict=True)}:", ""
         yield from [(f"  {line}", "") for line in lines]
+
+
+def _is_said(name: str, value: object, command: str) -> bool:
+    """Return whether the shell line of *command* says all that a detail says."""
+    return (
+        (name, value) == ("cwd", ".")
+        or value == command
+        or (isinstance(value, list) and shell_text({"argv": value}) == command)
+    )
 
 
 def _json(value: object) -> str:
@@ -576,12 +678,25 @@ AGAIN = object()
 """What stands for an answer where the person went back to the question."""
 
 
-def _prompt(question: Question, width: int) -> str:
-    """Return the prompt of a permission question, which says on one line what is asked about, however long that was."""
+def _edits_rule(question: Question) -> JsonDict | None:
+    """Return the rule for all edits of files that a question offers; ``None`` when it offers none."""
+    return next((rule for rule in question.wider if _member(rule["match"], "category") == "write"), None)
+
+
+def _prompt(question: Question, width: int, *, is_whole: bool = False) -> str:
+    """
+    Return the prompt of a permission question, which says on one line what is asked about, however long that was.
+
+    Args:
+        question: The question.
+        width: The width of the terminal.
+        is_whole: Whether nothing was cut, so that ``v`` need not be offered.
+    """
     tool, size, about = one_line(question.tool_name or "", 30), _size_of(question), _about_what(question, width)
-    offered = [
-        keys if question.remember is not None else keys.replace("a always, ", "").replace("a, ", "") for keys in KEYS
-    ]
+    missing = ["v all", "v"] if is_whole else []
+    missing += ["a always", "a"] if question.remember is None else []
+    missing += ["e all edits", "e"] if _edits_rule(question) is None else []
+    offered = [", ".join([key for key in keys[:-3].split(", ") if key not in missing]) + keys[-3:] for keys in KEYS]
     taken = len(" ".join([part for part in (tool, about, size) if part])) + len(": ") + TYPED
     keys = next((keys for keys in offered if taken + len(keys) <= width), offered[-1])
     too_long = taken + len(keys) - width
@@ -591,11 +706,9 @@ def _prompt(question: Question, width: int) -> str:
 
 def _size_of(question: Question) -> str:
     """Return how many lines the difference adds and removes that a question shows; ``""`` when it shows none."""
-    details = None if question.preview is None else question.preview["details"]
-    diff = next((d for name in ("unified_diff", "diff") if (d := _member(details, name)) is not None), None)
-    if not isinstance(diff, str):
+    lines = diff_of(question).splitlines()
+    if not lines:
         return ""
-    lines = diff.splitlines()
     files = sum(a.startswith("--- ") and b.startswith("+++ ") for a, b in pairwise(lines))
     added, removed = [sum(line.startswith(sign) for line in lines) - files for sign in "+-"]
     return f"+{added} -{removed}"
@@ -603,12 +716,10 @@ def _size_of(question: Question) -> str:
 
 def _about_what(question: Question, room: int) -> str:
     """Return the file, command or address that a call is about, in at most *room* characters; of a file the end stays."""
-    for name in ("path", "file_path", "file", "paths", "files", "command", "argv", "url"):
-        value = thaw(_member(question.details, name))
-        if name in ("command", "argv") and value:
-            text = value if isinstance(value, str) else shlex.join([str(word) for word in value])
-            return one_line(text, room)
-        if value:
+    if command := shell_text(question.details):
+        return one_line(command, room)
+    for name in ("path", "file_path", "file", "paths", "files", "url"):
+        if value := thaw(_member(question.details, name)):
             shown = one_line(value if isinstance(value, str) else ", ".join(map(str, value)), 4_000)
             return shown if len(shown) <= room else f"...{shown[3 - room :]}"
     return ""
@@ -729,6 +840,7 @@ async def follow(
     ids in *settled*, which were answered before the run went on.
     """
     somebody = _Person(handle, screen, terminal, settled)
+    terminal.note = screen.note
     person = asyncio.create_task(somebody.attend())
     is_over = False
 
@@ -746,7 +858,9 @@ async def follow(
             is_over = True
             person.cancel()
             await asyncio.wait((person,))
+            terminal.note = terminal.say
             screen.close_line()
+            screen.show_notes()
     if not person.cancelled() and (error := person.exception()) is not None:
         raise error
     return await handle.result()
@@ -849,13 +963,13 @@ class _Person:
         """Send what was typed; a run that ended meanwhile takes nothing."""
         if not text.strip() or await self._terminal.takes(text):
             return
+        self._terminal.echo()
         try:
             self._handle.send_input(self._terminal.meant(text))
         except StepEngineError as error:
             self._terminal.unsent(text, error)
         else:
-            self._screen.close_line()
-            self._terminal.say("(sent; the run reads it before its next model call)")
+            self._terminal.note("(sent; the run reads it before its next model call)", "")
 
     async def _idle(self) -> bool:
         while True:
@@ -873,6 +987,7 @@ class _Person:
 
         if question.id in self._settled:
             return True
+        self._screen.mark_asked(question)
         asking = asyncio.create_task(self._terminal.asked(question, answer, self._send))
         self._asking = question.id, asking
         try:
@@ -927,6 +1042,8 @@ class TerminalInteractor:
         async with self._one_at_a_time:
             with held:
                 await self._terminal.asked(question, answer, self._other)
+        if self._progress is not None:
+            self._progress.mark_asked(question)
         return answers[0] if answers else None
 
     async def _other(self, typed: str) -> None:

@@ -9,13 +9,14 @@ or a file is made visible first. Where children run at the same time, a line in 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepengine.cli.screen.render import ColorScheme, counted, money, one_line, tokens, visible, wrapped
+from stepengine.cli.screen.render import ColorScheme, counted, money, one_line, shell_text, tokens, visible, wrapped
 from stepengine.data import events as ev
+from stepengine.data.questions import Question
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage, add_cost
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ("COLORS", "LEVELS", "Progress", "diff_lines")
+__all__ = ("COLORS", "LEVELS", "Progress", "diff_lines", "diff_of")
 
 MAX_DIFF_LINES = 40
 HANG = 2
@@ -106,6 +107,7 @@ class Progress:
         self._wants_live = live
         self._live: Live | None = None
         self._todos: dict[tuple[str, str], Any] = {}
+        self._asked_diffs: list[str] = []
 
     @contextmanager
     def shown(self) -> Iterator[Progress]:
@@ -180,6 +182,11 @@ class Progress:
         crowd.told = crowd.ended
         self._line(path, f"agents {crowd.agent_id}: {crowd.ended}/{crowd.asked}", self._colors.agent)
 
+    def mark_asked(self, question: Question) -> None:
+        """Record that a person saw the difference of *question*, so that the result does not show the same one again."""
+        diff = diff_of(question)
+        self._asked_diffs += [diff] if diff else []
+
     def finish(self, result: RunResult) -> None:
         """Show how the run ended and what it spent."""
         for path in list(self._partial):
@@ -187,8 +194,12 @@ class Progress:
         for path, crowd in self._crowds.items():
             if crowd.told != crowd.ended:
                 self._tell(path, crowd)
+        self._line("", " | ".join([part for part in self._summary(result) if part]), self._colors.summary)
+
+    def _summary(self, result: RunResult) -> list[str]:
+        """Return how a run ended and what it spent, in parts."""
         below = self._below
-        spent = [
+        return [
             result.status.value.replace("_", " "),
             counted(result.state.step_index + below.steps, "step"),
             counted(len(result.tool_calls) + below.tool_calls, "tool call"),
@@ -197,7 +208,6 @@ class Progress:
             money(result.cost, of=result.usage) if result.usage.requests else "no model call",
             f"{time.monotonic() - self._start:.1f} s",
         ]
-        self._line("", " | ".join([s for s in spent if s]), self._colors.summary)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
 
@@ -352,7 +362,7 @@ class Progress:
         self._flush(event.path)
         if event.tool_name == TODOS:
             self._todos[event.path, event.tool_call_id] = event.input
-        call = f"{one_line(event.tool_name, 64)} {self._arguments(event.input)}".rstrip()
+        call = f"{one_line(event.tool_name, 64)} {self._arguments(event)}".rstrip()
         self._line(event.path, f"{one_line(event.source, 16):>9} > {call}", self._colors.tool)
 
     def _on_tool_finished(self, event: ev.ToolFinished) -> None:
@@ -364,7 +374,9 @@ class Progress:
         said = f"{one_line(event.tool_name, 64)} {how}, {event.duration_ms} ms{why}"
         self._line(event.path, f"{'':>9} < {said}", self._colors.error if result.is_error else self._colors.result)
         diff = result.data.get("unified_diff") if isinstance(result.data, dict) else None
-        if isinstance(diff, str):
+        if isinstance(diff, str) and diff in self._asked_diffs:
+            self._asked_diffs.remove(diff)
+        elif isinstance(diff, str):
             self._diff(event.path, diff)
         if event.tool_name == TODOS:
             asked = self._todos.pop((event.path, event.tool_call_id), None)
@@ -383,11 +395,14 @@ class Progress:
             event.path, f"  warning: {name} was called {event.count} times with the same result", self._colors.warning
         )
 
-    def _arguments(self, value: object) -> str:
+    def _arguments(self, event: ev.ToolStarted) -> str:
+        value = event.input
         if not isinstance(value, dict):
             return ""
         if self._verbose:
             return one_line(", ".join([f"{k}={v!r}" for k, v in value.items()]), 2000)
+        if event.category == "execute" and (command := shell_text(value)):
+            return f"$ {one_line(command, 200)}"
         said = [_short(v) for v in value.values() if isinstance(v, str | list | dict)]
         return one_line(", ".join([s for s in said if s]), 80)
 
@@ -505,6 +520,13 @@ def _short(value: object) -> str:
     if isinstance(value, dict):
         return _short(next(iter(value.values()), ""))
     return str(value)
+
+
+def diff_of(question: Question) -> str:
+    """Return the unified diff that a permission question shows; ``""`` when it shows none."""
+    details = None if question.preview is None else question.preview["details"]
+    found = [details.get(name) for name in ("unified_diff", "diff")] if isinstance(details, Mapping) else []
+    return next((diff for diff in found if isinstance(diff, str)), "")
 
 
 def diff_lines(diff: str, colors: ColorScheme = COLORS) -> Iterator[tuple[str, str]]:

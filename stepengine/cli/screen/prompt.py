@@ -51,6 +51,8 @@ REFRESH = 0.1
 """How often what goes on is drawn anew, in seconds."""
 SOON = 2.0
 """How soon after the first Ctrl-C the second one leaves, in seconds."""
+ESCAPE = 0.1
+"""How long after Esc the rest of a longer key, such as Alt-Enter, may arrive, in seconds."""
 
 
 class Above:
@@ -140,6 +142,7 @@ class Prompt(Terminal):
         self._unsent: list[str] = []
         self._live: Callable[[], str] = str
         self._interrupt: Callable[[], object] | None = None
+        self._is_interrupted = False
         self.is_rich = self._session is not None
         self.was_pasted = False
         self.keys: dict[str, Callable[[], object]] = {}
@@ -171,8 +174,12 @@ class Prompt(Terminal):
 
     @contextlib.contextmanager
     def during(self, live: Callable[[], str], interrupt: Callable[[], object]) -> Iterator[None]:
-        """While a run works: show what *live* gives above what is typed, and call *interrupt* at Ctrl-C."""
-        self._live, self._interrupt = live, interrupt
+        """
+        While a run works: show what *live* gives above what is typed, and call *interrupt* at Ctrl-C and at the first Esc.
+
+        Only Ctrl-C calls it again, since that leaves.
+        """
+        self._live, self._interrupt, self._is_interrupted = live, interrupt, False
         try:
             yield
         finally:
@@ -211,7 +218,7 @@ class Prompt(Terminal):
             return ANSI(f"{live}\n> " if live else "> ")
 
         said = await self._read(self._session, message, refresh_interval=REFRESH)
-        self.say("\n".join([f"> {line}" for line in visible(said).splitlines()]), "dim")
+        self._hidden = "\n".join([f"> {line}" for line in visible(said).splitlines()])
         return said
 
     async def line(self, prompt: str) -> str | None:
@@ -226,7 +233,7 @@ class Prompt(Terminal):
             except KeyboardInterrupt:
                 if self._interrupt is None:
                     return ""
-                self._interrupt()
+                self._interrupt_turn(None)
                 await asyncio.Event().wait()  # the run, which ends, takes the question back
             else:
                 return answer
@@ -240,10 +247,12 @@ class Prompt(Terminal):
         """Do a command of the chat that only tells something; keep others, and those of the person's shell, until the turn is over."""
         is_command = text.startswith(("/", "!")) and not text.startswith("//")
         if is_command and self.was_pasted and text.startswith("!"):
-            self.say(PASTED, "yellow")
+            self.echo()
+            self.note(PASTED, "yellow")
         elif is_command and not (text.startswith("/") and self.at_once is not None and await self.at_once(text)):
             self._unsent.append(text)
-            self.say("(done when the turn is over)", "dim")
+            self.echo()
+            self.note("(done when the turn is over)", "dim")
         return is_command
 
     @property
@@ -328,11 +337,14 @@ class Prompt(Terminal):
         from prompt_toolkit.styles import Style
 
         style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
-        said: object = PromptSession(
+        said: Any = PromptSession(
             history=_load_history(history, self._unfold_pastes), completer=_completer(commands, root), complete_while_typing=False,
             multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip
-        return said, PromptSession(style=style)
+        answers: Any = PromptSession(style=style, key_bindings=_answer_bindings())
+        for session in (said, answers):
+            session.app.ttimeoutlen = session.app.timeoutlen = ESCAPE
+        return said, answers
 
     def _bindings(self) -> Any:
         """Return the keys that are not those of a line editor."""
@@ -343,11 +355,14 @@ class Prompt(Terminal):
         keys = KeyBindings()
         is_typed = Condition(lambda: bool(self._typed_text()))
         is_working = Condition(lambda: self._interrupt is not None)
+        is_interrupted = Condition(lambda: self._is_interrupted)
         for names, does, when in (
             (("enter",), self._accept, None),
             (("c-j",), lambda event: event.current_buffer.insert_text("\n"), None),
             (("escape", "enter"), lambda event: event.current_buffer.insert_text("\n"), None),
             (("c-c",), lambda event: event.current_buffer.reset(), is_typed),
+            (("c-c",), _leave_line, ~is_working & ~is_typed),
+            (("escape",), self._interrupt_turn, is_working & ~is_interrupted),
             (("c-c",), self._interrupt_turn, is_working & ~is_typed),
             (("<sigint>",), self._interrupt_turn, is_working),
             # A run that works is left with Ctrl-C.
@@ -365,6 +380,7 @@ class Prompt(Terminal):
 
     def _interrupt_turn(self, _: object) -> None:
         if self._interrupt is not None:
+            self._is_interrupted = True
             self._interrupt()
 
     def _insert_paste(self, event: Any) -> None:
@@ -398,6 +414,21 @@ class Prompt(Terminal):
         }
         # In one go: a paste is not searched for another one.
         return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
+
+
+def _answer_bindings() -> Any:
+    """Return the keys of a question: Esc does what Ctrl-C does."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+    keys.add("escape")(lambda event: event.app.exit(exception=KeyboardInterrupt()))
+    return keys
+
+
+def _leave_line(event: Any) -> None:
+    """Give up the empty line, and leave nothing of it on the screen."""
+    event.app.erase_when_done = True
+    event.app.exit(exception=KeyboardInterrupt())
 
 
 def _load_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any:

@@ -8,9 +8,10 @@ Everything from models, tools and files that would steer the terminal or hide it
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -40,10 +41,14 @@ __all__ = (
     "output_of",
     "print_output",
     "say",
+    "shell_text",
     "tokens",
     "visible",
     "wrapped",
 )
+
+NEEDS_A_SHELL = "needs_a_shell_because_of"
+"""The detail that says why a command is a script."""
 
 
 @frozen(kw_only=True)
@@ -92,6 +97,23 @@ def cut(text: str, width: int) -> str:
 def one_line(text: str, width: int = 100) -> str:
     """Return *text* as one visible line of at most *width* characters."""
     return cut(visible(" ".join(text[: 4 * width].split()), strict=True), width)
+
+
+def shell_text(details: object) -> str:
+    """
+    Return the command in a tool's input or preview as it is typed in a shell; ``""`` where there is none.
+
+    Next to a file, ``command`` is a word of the tool's own, such as the ``view`` of an editor.
+    """
+    if not isinstance(details, Mapping) or any(name in details for name in ("path", "file_path", "file")):
+        return ""
+    for name in ("command", "argv", *(("script",) if NEEDS_A_SHELL in details else ())):
+        value = details.get(name)
+        if isinstance(value, str) and value.strip():
+            return value
+        if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
+            return shlex.join(value)
+    return ""
 
 
 def dumps(value: object) -> str:

@@ -1,0 +1,67 @@
+"""The recorded conversations of a folder: the turns of a chat together, every other run by itself."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from stepengine.cli.recording import RecordedRun, entries
+from stepengine.cli.screen.render import counted, one_line
+
+__all__ = ("Conversation", "age_of", "recorded_conversations")
+
+UNUSABLE = ("running", "unreadable")
+TITLE = 60
+
+
+class Conversation(NamedTuple):
+    """
+    A recorded conversation, or a run that is not a turn of one.
+
+    Attributes:
+        session_id: The id that its turns share; ``""`` of a run.
+        turns: Its recorded turns, newest first.
+    """
+
+    session_id: str
+    turns: tuple[RecordedRun, ...]
+
+    @property
+    def last(self) -> RecordedRun:
+        """The turn to continue from: the newest that did not fail, else the newest."""
+        return next((turn for turn in self.turns if turn.status != "failed"), self.turns[0])
+
+    @property
+    def line(self) -> str:
+        """Return one line: name, age, status, agent, number of turns and the first prompt."""
+        last = self.last
+        turns = counted(len(self.turns), "turn") if self.session_id else one_line(last.text("command"), 12)
+        agent = one_line(last.text("agent", "id"), 24)
+        about = f"{last.stem}  {age_of(last.text('created')):>4}  {last.status:<11}  {agent}  {turns or 'run'}"
+        return f"{about}  {one_line(self.turns[-1].text('title'), TITLE)}".rstrip()
+
+
+def recorded_conversations(folder: str) -> list[Conversation]:
+    """
+    Return the recorded conversations and runs of a folder, newest first, without those that another process runs now.
+
+    Raises:
+        UsageProblem: when others could have put something into the state folder.
+    """
+    found: dict[str, list[RecordedRun]] = {}
+    for entry in entries():
+        if entry.text("cwd") == folder and entry.status not in UNUSABLE:
+            found.setdefault(entry.text("session_id") or entry.stem, []).append(entry)
+    return [Conversation(turns[0].text("session_id"), tuple(turns)) for turns in found.values()]
+
+
+def age_of(created: str) -> str:
+    """Return how long ago a run was created, such as ``5m``; ``-`` where that is not known."""
+    try:
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
+    except (ValueError, TypeError):
+        return "-"
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{max(0, int(seconds))}s"
