@@ -24,15 +24,22 @@ from stepengine.system.open_files import most_open_files
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-__all__ = ("ConnectionLimits", "ConnectionTable", "ConnectionWatch", "OncePerSecond", "limits_of_process")
+__all__ = (
+    "ConnectionLimits",
+    "ConnectionTable",
+    "ConnectionWatch",
+    "OncePerSecond",
+    "limits_of_process",
+    "note_verified",
+)
 
 RESERVED_FILES = 256
 """Files that are left for runs: journals, databases, pipes of programs, connections to providers."""
 UNKNOWN_FILES = 4_096
 """Where the system has no limit, or nobody knows it."""
-CREDENTIALS = frozenset([b"authorization", b"cookie", b"x-stepengine-token"])
 LENGTHS = frozenset([b"content-length", b"transfer-encoding"])
-REFUSED = frozenset([401, 403])
+VERIFIED = "stepengine.verified"
+"""The key in the scope of a request whose value is called without arguments when its token was verified."""
 
 
 @frozen(kw_only=True)
@@ -162,7 +169,7 @@ class ConnectionWatch:
         else:
             self._complete()
         try:
-            await app(scope, self._watched(receive), self._watched_answer(send, names))
+            await app({**scope, VERIFIED: self._note_verified}, self._watched(receive), self._watched_answer(send))
         finally:
             if not self._transport.is_closing():
                 self._start_timer(self._table.limits.header_seconds)
@@ -180,12 +187,13 @@ class ConnectionWatch:
 
         return received
 
-    def _watched_answer(self, send: Send, names: set[bytes]) -> Send:
-        """Return *send*, which notes whether the request was let in by what its headers have."""
+    def _note_verified(self) -> None:
+        self._is_known = True
+
+    def _watched_answer(self, send: Send) -> Send:
+        """Return *send*, which closes the connection of a client that does not read."""
 
         async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start" and names & CREDENTIALS:
-                self._is_known = message["status"] not in REFUSED
             # What waits for a client that does not read holds its run in memory.
             timer = asyncio.get_running_loop().call_later(self._table.limits.read_seconds, self._transport.abort)
             try:
@@ -194,6 +202,14 @@ class ConnectionWatch:
                 timer.cancel()
 
         return sent
+
+
+def note_verified(scope: Scope) -> None:
+    """Report that the token of a request was verified, to the watch of its connection if there is one."""
+    # By this and not by the status of the answer: a request can be answered before its token is looked at.
+    note = scope.get(VERIFIED)
+    if note is not None:
+        note()
 
 
 async def _refuse(send: Send) -> None:
