@@ -107,6 +107,19 @@ def test_a_journal_that_no_run_of_this_user_wrote_is_undone_only_where_it_is_tru
 
 
 @pytest.mark.spec("requirements:X122")
+def test_the_refusal_of_an_unknown_journal_names_every_file(root, tmp_path):
+    """
+    Who answers with trust=True agrees to all of them.
+    """
+    made = ran(root, [write(f"f{number:02}.txt") for number in range(30)])
+    forged = MemoryJournal(resealed(made.content().decode().replace('"created":"20', '"created":"19')))
+
+    with pytest.raises(UndoRefused) as refused:
+        undo(forged, root)
+    assert all(f"f{number:02}.txt would be removed" in refused.value.message for number in range(30))
+
+
+@pytest.mark.spec("requirements:X122")
 def test_a_journal_that_a_run_of_this_user_wrote_is_known_also_as_a_copy_and_resumed(root, tmp_path):
     made = FileJournal(tmp_path / "run.jsonl")
     ran(root, [write("a.txt", "two")], made)
