@@ -33,11 +33,11 @@ import attrs
 from attrs import frozen
 
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing
-from stepengine.serving.connections import note_verified
 from stepengine.serving.extra import check_extra
 from stepengine.serving.problems import Problem, problem_of
 from stepengine.system.after_fork import Lock
 from stepengine.system.atomic import replace_path
+from stepengine.system.http_connections import note_verified
 
 if TYPE_CHECKING:
     from starlette.requests import Request

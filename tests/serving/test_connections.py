@@ -17,14 +17,14 @@ import httpx2
 import pytest
 
 from stepengine.serving import Caps, Guard, Tokens
-from stepengine.serving.connections import (
+from stepengine.system.http_connections import (
     ConnectionLimits,
     ConnectionTable,
     OncePerSecond,
     limits_of_process,
+    make_protocol,
     note_verified,
 )
-from stepengine.serving.listening import make_protocol
 from tests.serving.served import Served
 
 pytestmark = [pytest.mark.anyio]
@@ -57,10 +57,11 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @contextlib.contextmanager
 def served(limits: ConnectionLimits, app: Any = app) -> Iterator[tuple[int, ConnectionTable]]:
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     table = ConnectionTable(limits)
     config = uvicorn.Config(
-        app, port=0, log_level="warning", lifespan="off", http=make_protocol(table), ws="none", backlog=limits.backlog,
+        app, port=0, log_level="warning", lifespan="off", http=make_protocol(table, H11Protocol), ws="none", backlog=limits.backlog,
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -2,9 +2,10 @@
 Limits of connections, in front of everything that a request can reach.
 
 uvicorn has no time limit for headers and bodies, and accepts connections until files run out. Its option ``http=`` takes a class of
-protocols: ``listening.make_protocol`` returns a subclass of its own one that makes a ``ConnectionWatch`` for each connection. That starts a
+protocols: ``make_protocol`` returns a subclass of its own one that makes a ``ConnectionWatch`` for each connection. That starts a
 timer, and wraps the application of the connection, so that it sees when a request starts, when its body is complete and when it ends.
-A connection without a complete request *waits*. When there are too many, the one that waits for longest is closed, unless a request on it was let in by a token.
+A connection without a complete request *waits*. When there are too many, the one that waits for longest is closed, unless a token of a
+request on it was verified.
 """
 
 from __future__ import annotations
@@ -13,23 +14,29 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
 from stepengine.system.open_files import most_open_files
 
-if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
+Scope: TypeAlias = Mapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 __all__ = (
+    "MAX_HEADERS",
     "ConnectionLimits",
     "ConnectionTable",
     "ConnectionWatch",
     "OncePerSecond",
     "limits_of_process",
+    "logging_once_per_second",
+    "make_protocol",
     "note_verified",
 )
 
@@ -37,6 +44,9 @@ RESERVED_FILES = 256
 """Files that are left for runs: journals, databases, pipes of programs, connections to providers."""
 UNKNOWN_FILES = 4_096
 """Where the system has no limit, or nobody knows it."""
+MAX_HEADERS = 64 * 1024
+LOGS = ("asyncio", "uvicorn.error")
+"""Who logs what goes wrong with connections."""
 LENGTHS = frozenset([b"content-length", b"transfer-encoding"])
 VERIFIED = "stepengine.verified"
 """The key in the scope of a request whose value is called without arguments when its token was verified."""
@@ -220,6 +230,35 @@ async def _refuse(send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def make_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol *base*, ``H11Protocol``, with the limits of *table*, to be given to ``uvicorn.Config(http=...)``."""
+
+    class LimitedProtocol(base):  # type: ignore[misc]  # this layer does not import uvicorn
+        app: Any
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._watch: ConnectionWatch | None = None
+            inner = self.app
+
+            async def app(scope: Scope, receive: Receive, send: Send) -> None:
+                assert self._watch is not None  # noqa: S101 - no request without a connection
+                await self._watch.run(inner, scope, receive, send)
+
+            self.app = app
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._watch = ConnectionWatch(table, transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._watch is not None:
+                self._watch.end()
+            super().connection_lost(exc)
+
+    return LimitedProtocol
+
+
 class OncePerSecond(logging.Filter):
     """Lets a message of a log through once a second; what anybody can cause by connecting does not fill a disk."""
 
@@ -236,3 +275,16 @@ class OncePerSecond(logging.Filter):
             self._next.clear()
         self._next[key] = now + 1.0
         return True
+
+
+@contextmanager
+def logging_once_per_second() -> Iterator[None]:
+    """Limit the logs of connections within the block."""
+    only_once = OncePerSecond()
+    for name in LOGS:
+        logging.getLogger(name).addFilter(only_once)
+    try:
+        yield
+    finally:
+        for name in LOGS:
+            logging.getLogger(name).removeFilter(only_once)
