@@ -1936,6 +1936,7 @@ APART: dict[str, str] = {
     "cli/recording.py:STEM": "a name of a fixed length",
     "cli/trusting.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",
     "engine/trust.py:_object": "at most 1 MiB of JSON, in a state folder that only its owner may write in",
+    "serving/quotas.py:AMOUNT": "an option that the operator typed; 15 digits and three letters, each one of a class",
     "engine/packages.py:_editable": "what the installer wrote of where it installed a package from, at most 256 KiB",
     "cli/commands/package.py:_build_wheel": "the pyproject.toml of whoever types the command",
     "cli/commands/package.py:_probe": "what our own process prints of a package that the user checks",

@@ -224,7 +224,9 @@ def can_ask() -> bool:
 
 def _ask_for_trust(foreign: Foreign) -> bool:
     owner = "" if foreign.owner == os.geteuid() else f", which belongs to the user {_user(foreign.owner)}"
-    said = f"{foreign}{owner} was never trusted. Its files are programs and may do whatever you may"
+    # The number is next to the question: the names of many files scroll out of sight.
+    count = f"{len(foreign.files):,} agent {'file is a program' if len(foreign.files) == 1 else 'files are programs'}"
+    said = f"{foreign}{owner} was never trusted. Its {count} and may do whatever you may"
     print(f"stepengine: {visible(said)}. Run them, now and from now on? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

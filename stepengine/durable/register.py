@@ -29,7 +29,7 @@ TABLES = (
     create table if not exists stepengine.served (
         app text not null, run text primary key, owner text not null, agent text not null, created double precision not null,
         request text not null, session text, key text, is_submitted boolean not null default false, ended text,
-        tries integer not null default 0, error text not null default ''
+        tries integer not null default 0, error text not null default '', bytes bigint not null default 0
     )
     """,
     "create unique index if not exists served_key on stepengine.served (app, owner, key) where key is not null",
@@ -85,13 +85,17 @@ OF_NOBODY = f"""
     where s.application_name = %(app)s and s.name = '{WORKFLOW}' and position('/' in s.workflow_uuid) = 0 and v.run is null
 """
 """Root runs that somebody submitted past the register: by a schedule, a command, a program."""
+USAGE = f"""
+    select count(*) filter (where {STATUS} in ('started', 'running')), coalesce(sum(v.bytes), 0)::bigint
+    {OF_SOMEBODY} and v.owner = %(owner)s
+"""
 NAMES = "as found (run, owner, agent, status, created, request, session, tries, error, is_submitted)"
 FREE_KEY = """
     update stepengine.served set key = null where app = %s and owner = %s and key = %s and created < %s returning run
 """
 REGISTER = """
-    insert into stepengine.served (app, run, owner, agent, created, request, session, key)
-    values (%s, %s, %s, %s, %s, %s, %s, %s) on conflict (app, owner, key) where key is not null do nothing returning run
+    insert into stepengine.served (app, run, owner, agent, created, request, session, key, bytes)
+    values (%s, %s, %s, %s, %s, %s, %s, %s, %s) on conflict (app, owner, key) where key is not null do nothing returning run
 """
 OF_KEY = "select run, agent, session, request from stepengine.served where app = %s and owner = %s and key = %s"
 SUBMITTED = "update stepengine.served set is_submitted = true where run = %s returning run"
@@ -99,6 +103,8 @@ REMOVE = "delete from stepengine.served where run = %s and not is_submitted retu
 REFUSE = "update stepengine.served set ended = 'failed', error = %s where run = %s returning run"
 NOTE = "update stepengine.served set error = %s where run = %s returning run"
 AGAIN = "update stepengine.served set tries = tries + 1 where run = %s returning run"
+MORE_BYTES = "update stepengine.served set bytes = bytes + %s where run = %s returning run"
+HAS_KEY = "select run from stepengine.served where app = %s and owner = %s and key = %s and created >= %s"
 SETTLE = f"""
     update stepengine.served v set ended = {ENDED}
     from dbos.workflow_status s {ANSWERED}
@@ -203,7 +209,7 @@ class Register:
         request = json.dumps(row.request, sort_keys=True, separators=(",", ":"))
         if key is not None:
             await rows(FREE_KEY, self._app, row.owner, key, row.created - DAY)
-        given = (self._app, row.run, row.owner, row.agent, row.created, request, row.session, key)
+        given = (self._app, row.run, row.owner, row.agent, row.created, request, row.session, key, len(request))
         while not await rows(REGISTER, *given):
             for run, agent, session, asked in await rows(OF_KEY, self._app, row.owner, key):
                 if (agent, session, asked) != (row.agent, row.session, request):
@@ -214,6 +220,19 @@ class Register:
                     raise InputError(msg)
                 return str(run)
         return None
+
+    async def has_key(self, owner: str, key: str, now: float) -> bool:
+        """Return whether *owner* started a run under an idempotency key within the day before *now*."""
+        return bool(await self._database.rows(HAS_KEY, self._app, owner, key, now - DAY))
+
+    async def usage(self, owner: str) -> tuple[int, int]:
+        """Return how many runs of *owner* have not ended, and how many bytes clients sent to all of them."""
+        found = await self._database.rows(USAGE, {"app": self._app, "owner": owner})
+        return int(found[0][0]), int(found[0][1])
+
+    async def add_bytes(self, run: str, size: int) -> None:
+        """Count bytes that a client sent to a run."""
+        await self._database.rows(MORE_BYTES, size, run)
 
     async def note_submitted(self, run: str) -> None:
         """Take note that there is a run."""

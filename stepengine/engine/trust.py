@@ -53,7 +53,6 @@ TRUSTED = "trusted"
 AGREED = "agreed"
 RECORD_BYTES = 1024 * 1024
 FILES, CONTENT_BYTES = 10_000, 64 * 1024 * 1024
-LISTED = 5
 CACHE = "__pycache__"
 """Not content: agent files are compiled from their source, whatever lies there."""
 PLUGIN = "stepengine.pytest_plugin"
@@ -75,9 +74,8 @@ class Foreign:
     files: tuple[str, ...]
 
     def __str__(self) -> str:
-        shown = ", ".join([repr(name) for name in self.files[:LISTED]])
-        more = f" and {len(self.files) - LISTED} more" if len(self.files) > LISTED else ""
-        return f"{str(self.folder)!r} ({shown}{more})"
+        # All of them: who trusts the folder agrees to run each.
+        return f"{str(self.folder)!r} ({', '.join([repr(name) for name in self.files])})"
 
     @property
     def project(self) -> Path:

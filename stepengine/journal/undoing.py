@@ -195,11 +195,11 @@ def refuse_unknown(
     plan = undo_writes(history, root, keeps, attrs.evolve(options, dry_run=True, partial=True))
     rows = [(path, f"would be {fate}") for fate in CHANGES for path in getattr(plan, fate)]
     if rows:
-        listed = "; ".join([f"{path} {change}" for path, change in rows[:LISTED]])
-        more = f"; and {len(rows) - LISTED} more" if len(rows) > LISTED else ""
+        # All of them: who trusts the journal agrees to each change.
+        listed = "; ".join([f"{path} {change}" for path, change in rows])
         msg = (
             f"nothing was undone: no run of yours is known to have written {journal.name}, and it decides what is written: "
-            f"{listed}{more}. If you trust it: {remedy}"
+            f"{listed}. If you trust it: {remedy}"
         )
         raise UndoRefused(msg, files=rows)
 

@@ -37,6 +37,14 @@ from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.mcp._caps import QUESTION_CHARS
 from stepengine.mcp.connection import require_package
+from stepengine.system.http_connections import (
+    MAX_HEADERS,
+    ConnectionTable,
+    limits_of_process,
+    logging_once_per_second,
+    make_protocol,
+    note_verified,
+)
 from stepengine.tooling.conversion import cut, encode
 from stepengine.tooling.spawning import direct_tool
 
@@ -264,7 +272,7 @@ class AgentServer:
         """
         Answer any number of clients over streamable HTTP at ``/mcp``, until the task is cancelled.
 
-        Requests that are open then have two seconds. Signals are the caller's.
+        Requests that are open then have two seconds. Signals are the caller's. Connections have the limits of ``stepengine serve``.
 
         Args:
             host: The address that is listened at.
@@ -276,16 +284,22 @@ class AgentServer:
             DefinitionError: for an address of another machine's reach without a token, or one that cannot be listened at.
         """
         import uvicorn
+        from uvicorn.protocols.http.h11_impl import H11Protocol
 
         if not token and not _is_loopback(host):
             msg = f"whoever reaches {host!r} could run these agents; give a token that clients have to bring, or listen at 127.0.0.1"
             raise DefinitionError(msg)
         app: Any = self.server.streamable_http_app(host=host)
+        limits = limits_of_process()
         with _listening(host, port) as listener:
             config = uvicorn.Config(
                 _require_token(app, token) if token else app,
                 log_level="warning",
                 lifespan="on",
+                http=make_protocol(ConnectionTable(limits), H11Protocol),
+                ws="none",
+                backlog=limits.backlog,
+                h11_max_incomplete_event_size=MAX_HEADERS,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
             if ready is not None:
@@ -293,13 +307,14 @@ class AgentServer:
                 ready(f"http://{shown}:{listener.getsockname()[1]}/mcp")
             server = uvicorn.Server(config)
             server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # they are not this one's
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            try:
-                await asyncio.shield(serving)
-            except asyncio.CancelledError:
-                server.should_exit = True
-                await asyncio.wait((serving,))
-                raise
+            with logging_once_per_second():
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                try:
+                    await asyncio.shield(serving)
+                except asyncio.CancelledError:
+                    server.should_exit = True
+                    await asyncio.wait((serving,))
+                    raise
 
     @asynccontextmanager
     async def over_http(self) -> AsyncIterator[Callable[..., Awaitable[None]]]:
@@ -431,6 +446,7 @@ def _require_token(app: Any, token: str) -> Any:
                 await send({"type": "http.response.start", "status": 401, "headers": head})
                 await send({"type": "http.response.body", "body": b""})
                 return
+            note_verified(scope)
         await app(scope, receive, send)
 
     return guard

@@ -560,7 +560,7 @@ def _only_looks(rule: Rule) -> bool:
 
 def _instructs(request: Request) -> bool:
     """Return whether a call names a file that instructs later runs."""
-    readings = [possible_paths(path) for path in request.paths]
+    readings = [possible_paths(path) for path in (*request.paths, *request.possible_places)]
     return not all(readings) or any(INSTRUCTS.match(path.split("/")) for found in readings for path in found)
 
 

@@ -44,6 +44,10 @@ are other files in other roles; alone they say of a call less than the rest of i
 METHODS = ("method", "http_method", "verb")
 DECLARED = frozenset({"read", "write", "network"})
 """Categories whose tools are about the files and addresses that they name; of other tools nobody knows what a call is about."""
+WITHOUT_FILES = frozenset({"agent", "ask", "control", "memory"})
+"""Categories whose tools name no files: prompts, questions and results may be the text of a path and are none."""
+MAX_PATH = 4_096
+"""Characters of the longest path that a system opens."""
 DURATIONS = frozenset({"timeout", "timeout_seconds"})
 """Members that say nothing of what a command does."""
 PREFIX_WORDS = 3
@@ -106,6 +110,17 @@ class Request:
         return [*self.texts(PATHS), *_file_addresses(self.input)]
 
     @property
+    def possible_places(self) -> list[str]:
+        """
+        The texts in other members that may be paths, too: a tool names its arguments as it likes, ``source`` or ``filename``.
+
+        A tool that declares what its calls are about has none.
+        """
+        if self.tool.about is not None or self.tool.category in WITHOUT_FILES:
+            return []
+        return [text for text in _texts_outside(self.input, (*PATHS, *COMMANDS)) if 0 < len(text) <= MAX_PATH]
+
+    @property
     def urls(self) -> list[str]:
         """The web addresses that the call names, as ``paths``."""
         if self.tool.about is not None:
@@ -129,6 +144,24 @@ def _file_addresses(value: object) -> Iterator[str]:
     elif isinstance(value, list):
         for member in value:
             yield from _file_addresses(member)
+
+
+def _texts_outside(value: object, names: Sequence[str]) -> Iterator[str]:
+    """Give the texts in a value that are not under one of *names*."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
+            if name not in names:
+                yield from _texts_outside(member, names)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _texts_outside(member, names)
+
+
+def _looks_like_path(readings: Sequence[str]) -> bool:
+    """Return whether a text has steps of a path and no space, or more readings than can be judged."""
+    return not readings or (not any(char.isspace() for char in readings[0]) and any("/" in one for one in readings))
 
 
 def _may_be_address(place: str) -> bool:
@@ -282,7 +315,8 @@ class Path:
     path, an allow when all do as written and there is one. A deny or question about a folder is about all that is below it:
     ``secrets`` is the same as ``secrets/**``, but ``src/*`` means no folder within a folder. Paths stand in the members ``path``, ``paths``, ``file``,
     ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``, or are what the tool says that its calls
-    are about (``@tool(about=...)``). With *tool* only calls of that tool are meant.
+    are about (``@tool(about=...)``). Of a tool that does not say so a text in any other member is a path, too, when a deny or question
+    fits it; an allow needs to fit each of these texts that has steps of a path and no space. With *tool* only calls of that tool are meant.
 
     A path is judged in every way that a program may read it: see ``possible_paths``. A deny or question matches when one of these
     does, an allow when all do. ``[*]``, ``[[]`` and ``[{]`` stand for the character itself. A glob with brackets or braces is also about
@@ -318,8 +352,13 @@ class Path:
             return False
         paths = request.paths
         readings = [possible_paths(path) for path in paths]
+        others = [(place, possible_paths(place)) for place in request.possible_places]
         if decision == "allow":
+            # Nothing in another member may look like a path elsewhere.
+            readings += [found for place, found in others if _looks_like_path(found) and not _is_only_address(place)]
             return bool(paths) and all(readings) and all(self._is_within(p) for found in readings for p in found)
+        if self.glob.strip("*/"):  # a glob that names nothing does not say which texts are paths
+            readings += [found for _, found in others]
         # What has too many readings may be any path.
         return not all(readings) or any(self._may_be(path) for found in readings for path in found)
 

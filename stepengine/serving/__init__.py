@@ -20,6 +20,7 @@ from __future__ import annotations
 from stepengine.serving.access import Caller, Caps, Guard, Logins, Tokens, check_folder
 from stepengine.serving.application import Application, app
 from stepengine.serving.problems import Problem, problem_of
+from stepengine.serving.quotas import Quotas
 from stepengine.serving.showing import sse_line
 from stepengine.serving.webhooks import Webhooks, sign, verify
 
@@ -30,6 +31,7 @@ __all__ = (
     "Guard",
     "Logins",
     "Problem",
+    "Quotas",
     "Tokens",
     "Webhooks",
     "app",

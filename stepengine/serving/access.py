@@ -37,6 +37,7 @@ from stepengine.serving.extra import check_extra
 from stepengine.serving.problems import Problem, problem_of
 from stepengine.system.after_fork import Lock
 from stepengine.system.atomic import replace_path
+from stepengine.system.http_connections import note_verified
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -637,6 +638,7 @@ class Guard:
             await self._logged_in(asked, logins, body)(asked.scope, receive, send)
             return
         caller = await self._caller(asked)
+        note_verified(asked.scope)
         self._limit(self._requests, f"caller {caller.name}")
         with self._count_request(caller):
             body = await self._body(asked, receive)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stepengine.serving.durable_runs import AnyRuns
     from stepengine.serving.metrics import Metrics
     from stepengine.serving.openapi import Operation
+    from stepengine.serving.quotas import Quotas
     from stepengine.serving.reports import Reports
     from stepengine.serving.sources import Sources
     from stepengine.serving.webhooks import Webhooks
@@ -67,6 +68,7 @@ def app(
     maker: Maker | None = None,
     sources: Sources | None = None,
     script: str = "",
+    quotas: Quotas | None = None,
 ) -> Application:
     """
     Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
@@ -105,6 +107,7 @@ def app(
             of them anew. Of a ``DurableEngine``, whose workers are elsewhere, nothing is.
         script: What the script is called that answers in place of the models of *engine*, such as ``"replies.json"``: the page and
             the list of agents tell it, so that nobody takes its replies for a model's.
+        quotas: How much one owner may use; a request over a quota gets 429. By default ``Quotas()``.
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
@@ -136,6 +139,7 @@ def app(
         schedules=schedules,
         drain=drain,
         sources=sources,
+        quotas=quotas,
     )
     shown = None if reports is None else Reports(reports)
     known = tokens if isinstance(tokens, Tokens) or tokens is None else Tokens.open(tokens)
@@ -202,6 +206,7 @@ def _furnish(
         kept.engine.add_observer(metrics)
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
+    kept.quotas.on_refusal = metrics.over_quota
     served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
     served.state.mcp = Door(kept)
     served.state.views = Views(kept)

@@ -30,6 +30,7 @@ from stepengine.errors import InputError, JournalError, LimitExceeded, StepEngin
 from stepengine.runtime.logs import LOGGER
 from stepengine.serving.ledger import OPEN, RunRow
 from stepengine.serving.problems import Problem
+from stepengine.serving.quotas import Quotas, QuotaTable, Usage, json_size
 from stepengine.serving.runs import (
     GRACE_SECONDS,
     Runs,
@@ -79,6 +80,10 @@ class DurableRuns:
         wait_for_answers: Seconds that a watcher is kept while a run waits.
         schedules: When agents are started by themselves.
         drain: Seconds that effects under way have when the server is told to stop.
+        quotas: How much one owner may use.
+
+    Attributes:
+        quotas: What each owner uses.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class DurableRuns:
         wait_for_answers: float = 60.0,
         schedules: Iterable[Schedule] = (),
         drain: float = GRACE_SECONDS,
+        quotas: Quotas | None = None,
     ) -> None:
         self.engine = engine.embedded_engine
         self.is_ready = self.is_away = False
@@ -106,6 +112,11 @@ class DurableRuns:
         self._looks: OrderedDict[tuple[str, str, int], RunStanding] = OrderedDict()
         self._is_closing = False
         self._stack = contextlib.AsyncExitStack()
+
+        async def measure(owner: str) -> Usage:
+            return Usage(*await self._register.usage(owner))
+
+        self.quotas = QuotaTable(quotas or Quotas(), measure)
 
     @property
     def _operator(self) -> Operator:
@@ -205,7 +216,8 @@ class DurableRuns:
         Raises:
             DatabaseAway: when the database cannot be reached; nothing was taken.
             InputError: when prompt, params or metadata cannot be used.
-            Problem: when there is no such agent, the server stops, or the key stands for another request.
+            Problem: when there is no such agent, the server stops, the caller's quota is exceeded, or the key stands for another
+                request.
         """
         agent = known_agent(self.agents, asked.agent)
         check_may_converse(caller, asked, keeps=True)
@@ -213,13 +225,19 @@ class DurableRuns:
         request = {"prompt": asked.prompt, "params": plain(asked.params), "metadata": plain(asked.metadata)}
         request |= further(self.engine.agent(agent).limits, asked)
         row = self._row(caller, agent, request, session_of(caller, asked.session))
-        try:
-            known = await self._register.add(row, key)
-        except InputError as error:
-            raise Problem(error.message, status=409, kind="key_reused") from error
-        if known is not None:
-            return known, False
-        await self._submit_first(row)
+        is_repeat = key is not None and await self._register.has_key(row.owner, key, row.created)
+        # A repeated request starts nothing: it is answered also where a new one would be refused.
+        async with self.quotas.use(
+            row.owner, 0 if is_repeat else json_size(request), runs=0 if is_repeat else 1
+        ) as use:
+            try:
+                known = await self._register.add(row, key)
+            except InputError as error:
+                raise Problem(error.message, status=409, kind="key_reused") from error
+            if known is not None:
+                use.refund()
+                return known, False
+            await self._submit_first(row)
         return row.run, True
 
     def _check_stopping(self) -> None:
@@ -436,18 +454,28 @@ class DurableRuns:
         await self._operator.answer_first(row.run, checked(caller, answers, open_))
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
-        """Send a message to what receives on *topic*; errors are those of ``DurableEngine.post``."""
+        """Send a message to what receives on *topic*; errors are those of ``DurableEngine.post``, and ``Problem`` over a quota."""
         check_open(row)
         await self._be_submitted(row)
-        with _of_the_run(status=409, kind="not_possible"):
-            return await self._operator.post(row.run, topic, value, id=id, path=path)
+        size = json_size(value)
+        async with self.quotas.use(row.owner, size) as use:
+            with _of_the_run(status=409, kind="not_possible"):
+                is_new = await self._operator.post(row.run, topic, value, id=id, path=path)
+            if is_new:
+                await self._register.add_bytes(row.run, size)
+            else:
+                use.refund()
+        return is_new
 
     async def say(self, row: RunRow, text: str) -> None:
         """Say something to a run: its next model call sees it as what the user says."""
         check_open(row)
         await self._be_submitted(row)
-        with _of_the_run(status=409, kind="not_possible"):
-            await self._operator.say(row.run, text)
+        size = json_size(text)
+        async with self.quotas.use(row.owner, size):
+            with _of_the_run(status=409, kind="not_possible"):
+                await self._operator.say(row.run, text)
+            await self._register.add_bytes(row.run, size)
 
     async def cancel(self, row: RunRow, reason: str) -> None:
         """End a run and all below it; one that has ended stays as it is."""
@@ -509,7 +537,7 @@ class DurableRuns:
         Go on from the middle of a run as another run, and return its id.
 
         Raises:
-            Problem: when there is no such place, or the agent was to be changed: every worker has its own.
+            Problem: when there is no such place, the caller's quota is exceeded, or the agent was to be changed: every worker has its own.
             UndoRefused: when effects that changed the world could happen again.
         """
         self._check_stopping()
@@ -519,9 +547,10 @@ class DurableRuns:
         options = {"edit": plain(edit)} if has_edit else {}
         asked = {"fork": {"run": row.run, "at": at, "allow_repeat": allow_repeat, **options}}
         new = self._row(caller, row.agent, asked, row.session)
-        await self._register.add(new, None)
-        with _of_the_run(status=422, kind="no_such_place"):
-            await self._submit_first(new)
+        async with self.quotas.use(new.owner, json_size(asked), runs=1):
+            await self._register.add(new, None)
+            with _of_the_run(status=422, kind="no_such_place"):
+                await self._submit_first(new)
         return new.run
 
     async def content(self, row: RunRow) -> bytes:

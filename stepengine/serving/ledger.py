@@ -19,8 +19,10 @@ from attrs import frozen
 from stepengine.data.codec import bare, restored
 from stepengine.errors import InputError, JournalError
 from stepengine.journal.finding import database_of
+from stepengine.journal.mailbox import mailbox_of
 from stepengine.journal.records import to_text
 from stepengine.journal.sqlite import BUSY_SECONDS, made_database
+from stepengine.serving.quotas import Usage
 from stepengine.system.after_fork import Lock
 from stepengine.system.write_ahead import Database, reason
 
@@ -60,6 +62,7 @@ ROW = "run, owner, agent, status, created, changed, request, session, tries, err
 # stays as it is, since by that answers to one question are told apart.
 UNDER_WAY = "UPDATE served SET status = 'running' WHERE run = ? AND status = 'suspended'"
 UNENDED = "SELECT run FROM served WHERE session = ? AND status IN ('started', 'running', 'suspended') LIMIT 1"
+COUNTED = "coalesce(sum(status IN ('started', 'running', 'suspended')), 0), coalesce(sum(length(request)), 0)"
 Made = TypeVar("Made")
 Act = Callable[["sqlite3.Connection"], Any]
 
@@ -129,7 +132,8 @@ class Ledger:
     """
 
     def __init__(self, place: str | Path) -> None:
-        self.path = Path(place) if database_of(str(place)) is not None else Path(place) / FILE
+        self._is_file = database_of(str(place)) is not None
+        self.path = Path(place) if self._is_file else Path(place) / FILE
         self._database: Database | None = None
         self._opening = Lock()
         self._is_closed = False
@@ -184,6 +188,26 @@ class Ledger:
         """Return the id of the message of a page that shows a run, and behind which event of it that begins."""
         known: tuple[str, str] | None = self._find_row("SELECT message, place FROM served_shown WHERE run = ?", (run,))
         return known
+
+    def has_key(self, owner: str, key: str, now: float) -> bool:
+        """Return whether *owner* started a run under an idempotency key within the day before *now*."""
+        known = self._find_row("SELECT created FROM served WHERE owner = ? AND key = ?", (owner, key))
+        return known is not None and now - known[0] < DAY
+
+    def usage(self, owner: str) -> Usage:
+        """Return what the runs of *owner* use: their requests, journals and mailboxes."""
+        open_runs, stored = self._find_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,))  # noqa: S608 - of names of ours
+        if self._is_file:
+            for table in ("lines", "letters"):
+                if self._find_row("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)):
+                    own = "SELECT run FROM served WHERE owner = ?"
+                    size = f"SELECT coalesce(sum(length(line)), 0) FROM {table} WHERE run IN ({own})"  # noqa: S608 - of names of ours
+                    stored += self._find_row(size, (owner,))[0]
+        else:
+            for (run,) in self.read("SELECT run FROM served WHERE owner = ?", (owner,)):
+                journal = self.path.with_name(f"{run}.jsonl")
+                stored += _file_size(journal) + _file_size(mailbox_of(journal))
+        return Usage(open_runs, stored)
 
     def _find_row(self, statement: str, values: Sequence[object]) -> Any:
         with self._use_database() as known, known.reading() as database:
@@ -284,6 +308,13 @@ class Ledger:
                     raise
                 self._database = known
             return self._database.share()
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _like(text: str) -> str:

@@ -1,26 +1,25 @@
-"""Listening for an application with uvicorn, until this process is told to stop; the limits of connections are in ``connections``."""
+"""Listening for an application with uvicorn, until this process is told to stop; the limits of connections are in ``system.http_connections``."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepengine.serving.connections import ConnectionTable, ConnectionWatch, OncePerSecond, limits_of_process
+from stepengine.system.http_connections import (
+    MAX_HEADERS,
+    ConnectionTable,
+    limits_of_process,
+    logging_once_per_second,
+    make_protocol,
+)
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
     from stepengine.serving.application import Application
 
-__all__ = ("listen", "make_protocol")
-
-MAX_HEADERS = 64 * 1024
-LOGS = ("asyncio", "uvicorn.error")
-"""Who logs what goes wrong with connections."""
+__all__ = ("listen",)
 
 
 async def listen(served: Application, host: str, port: int, begun: Callable[[str], object]) -> bool:
@@ -40,6 +39,7 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
         StepEngineError: when the place of the runs cannot be used.
     """
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     limits = limits_of_process()
     config = uvicorn.Config(
@@ -50,7 +50,7 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
         # By uvicorn's own way what cannot begin is told with a traceback, and as nothing else.
         lifespan="off",
         server_header=False,
-        http=make_protocol(ConnectionTable(limits)),
+        http=make_protocol(ConnectionTable(limits), H11Protocol),
         ws="none",
         backlog=limits.backlog,
         h11_max_incomplete_event_size=MAX_HEADERS,
@@ -73,49 +73,19 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
     # By uvicorn's own way a signal is raised again behind its end, and the process would be killed by it.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     loop = asyncio.get_running_loop()
-    only_once = OncePerSecond()
-    for name in LOGS:
-        logging.getLogger(name).addFilter(only_once)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     try:
         async with served.lifespan():
-            with contextlib.suppress(SystemExit):  # which uvicorn raises where it cannot listen
+            with (
+                logging_once_per_second(),
+                contextlib.suppress(SystemExit),
+            ):  # which uvicorn raises where it cannot listen
                 await server.serve()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        for name in LOGS:
-            logging.getLogger(name).removeFilter(only_once)
     return server.started
-
-
-def make_protocol(table: ConnectionTable) -> type[asyncio.Protocol]:
-    """Return the protocol of uvicorn with the limits of *table*, to be given to ``uvicorn.Config(http=...)``."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class LimitedProtocol(H11Protocol):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._watch: ConnectionWatch | None = None
-            inner = self.app
-
-            async def app(scope: Scope, receive: Receive, send: Send) -> None:
-                assert self._watch is not None  # noqa: S101 - no request without a connection
-                await self._watch.run(inner, scope, receive, send)
-
-            self.app = app
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._watch = ConnectionWatch(table, transport)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._watch is not None:
-                self._watch.end()
-            super().connection_lost(exc)
-
-    return LimitedProtocol
 
 
 def _url_of(server: Any) -> str:

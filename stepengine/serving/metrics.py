@@ -61,6 +61,7 @@ class Metrics:
         self._cost = counter("model_cost_usd", "US dollars that models cost, where a price is known.", "model")
         self._posts = counter("webhooks_sent", "Tries to send a webhook.", "type", "outcome")
         self._events = counter("webhooks_received", "Events of other services.", "topic", "outcome")
+        self._quotas = counter("quota_refusals", "Requests that exceeded a quota of their owner.", "quota")
         self._requests = counter("http_requests", "Requests that were answered.", "route", "method", "status")
         gauge("live_runs", "Runs that are under way in this process.", lambda: runs.live)
         gauge("live_questions", "Open questions of runs that are under way in this process.", lambda: runs.open_questions)  # fmt: skip
@@ -127,6 +128,10 @@ class Metrics:
     def sent(self, kind: str, is_taken: bool) -> None:  # noqa: FBT001 - a callback of one's own
         """Count a try to send a webhook."""
         self._posts.labels(kind, "taken" if is_taken else "failed").inc()
+
+    def over_quota(self, quota: str) -> None:
+        """Count a request that exceeded a quota."""
+        self._quotas.labels(quota).inc()
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count an answer that has begun."""

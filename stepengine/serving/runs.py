@@ -79,6 +79,7 @@ from stepengine.serving.ledger import (
     waking,
 )
 from stepengine.serving.problems import Problem
+from stepengine.serving.quotas import Quotas, QuotaTable, json_size
 from stepengine.serving.watching import Had, Shared, live_events
 
 if TYPE_CHECKING:
@@ -202,8 +203,10 @@ class Runs:
         roots: The folders that the tools of its agents write in; what runs wrote there can be undone.
         drain: Seconds that runs under way have to come to their end when the server is told to stop.
         sources: The files that the engine is made of anew when they were saved; ``None`` where it stays as it is.
+        quotas: How much one owner may use.
 
     Attributes:
+        quotas: What each owner uses.
         engine: What runs agents that begin from now on; a run that is under way keeps the one that it began with.
         broken: Why the files make no engine as they are now; ``None`` where they do.
     """
@@ -220,6 +223,7 @@ class Runs:
         roots: Iterable[str | Path | Workspace] = (),
         drain: float = GRACE_SECONDS,
         sources: Sources | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.engine = engine
         self.broken: Problem | None = None
@@ -240,6 +244,7 @@ class Runs:
         self._roots = tuple(roots)
         self._drain = drain
         self._ledger = Ledger(place)
+        self.quotas = QuotaTable(quotas or Quotas(), lambda owner: asyncio.to_thread(self._ledger.usage, owner))
         self._live: dict[str, RunHandle] = {}
         self._rested = EndedRuns()
         self._rested_at: dict[str, float] = {}
@@ -431,12 +436,12 @@ class Runs:
 
         Raises:
             InputError: when prompt, params or metadata cannot be used.
-            Problem: when there is no such agent, too many runs are under way, or the key stands for another request.
+            Problem: when there is no such agent, too many runs are under way, the caller's quota is exceeded, or the key stands for
+                another request.
         """
         await self.renew()
         agent = known_agent(self.agents, asked.agent)
         check_may_converse(caller, asked, keeps=self.engine.sessions is not None)
-        self._check_room()
         request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
         now, before = time.time(), None if asked.turn is None else asked.turn.after
         request |= further(self.engine.agent(agent).limits, asked)
@@ -456,21 +461,29 @@ class Runs:
             request,
             session_of(caller, asked.session),
         )
-        # Registered first and begun then: should this process die in between, the run is under way by the ledger, and
-        # whoever sweeps next begins it. The other way round it would be at work and nobody would know whose it is.
-        known = await self._registered(row, key)
-        if known is not None:
-            return known.run, False
-        try:
-            await self._begin(row)
-        except StepEngineError as error:
-            # Another server of the place may have seen the promise before this one could keep it, and keeps it. To look first
-            # whether one did cost 30 ms a run where a thousand are started at once: the sweep found them all waiting.
-            is_kept = await asyncio.to_thread(self.journal(row.run).is_there)
-            if not is_kept:
-                await self._write(removing(row.run))
-            if not (is_kept and isinstance(error, JournalError)):
-                raise
+        is_repeat = key is not None and await asyncio.to_thread(self._ledger.has_key, row.owner, key, now)
+        # A repeated request starts nothing: it is answered also where a new one would be refused.
+        if not is_repeat:
+            self._check_room()
+        async with self.quotas.use(
+            row.owner, 0 if is_repeat else json_size(request), runs=0 if is_repeat else 1
+        ) as use:
+            # Registered first and begun then: should this process die in between, the run is under way by the ledger, and
+            # whoever sweeps next begins it. The other way round it would be at work and nobody would know whose it is.
+            known = await self._registered(row, key)
+            if known is not None:
+                use.refund()
+                return known.run, False
+            try:
+                await self._begin(row)
+            except StepEngineError as error:
+                # Another server of the place may have seen the promise before this one could keep it, and keeps it. To look first
+                # whether one did cost 30 ms a run where a thousand are started at once: the sweep found them all waiting.
+                is_kept = await asyncio.to_thread(self.journal(row.run).is_there)
+                if not is_kept:
+                    await self._write(removing(row.run))
+                if not (is_kept and isinstance(error, JournalError)):
+                    raise
         return row.run, True
 
     async def _registered(self, row: RunRow, key: str | None) -> RunRow | None:
@@ -949,28 +962,32 @@ class Runs:
             await asyncio.sleep(SUSPENDED_SOON)
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
-        """Send a message to what receives on *topic*; errors are those of ``Engine.post``."""
+        """Send a message to what receives on *topic*; errors are those of ``Engine.post``, and ``Problem`` over a quota."""
         check_open(row)
         journal = self.journal(row.run)
         handle = self._live.get(row.run)
-        try:
+        async with self.quotas.use(row.owner, json_size(value)) as use:
             try:
-                is_new = await self.engine_of(row.run).post(handle or journal, topic, value, id=id, path=path)
-            except StepEngineError:
-                if handle is None or not handle.done:
-                    raise
-                # It lay down in the meantime, and its mailbox is there all the same.
-                is_new = await self.engine.post(journal, topic, value, id=id, path=path)
-        except StepEngineError as error:
-            raise _of_request(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
+                try:
+                    is_new = await self.engine_of(row.run).post(handle or journal, topic, value, id=id, path=path)
+                except StepEngineError:
+                    if handle is None or not handle.done:
+                        raise
+                    # It lay down in the meantime, and its mailbox is there all the same.
+                    is_new = await self.engine.post(journal, topic, value, id=id, path=path)
+            except StepEngineError as error:
+                raise _of_request(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
+            if not is_new:
+                use.refund()
         await self._nudge(row)
         return is_new
 
     async def say(self, row: RunRow, text: str) -> None:
         """Say something to a run: its next model call sees it as what the user says."""
         check_open(row)
-        if await self._post_letter(row, Letter(kind="input", value=text)) is None:
-            self._live[row.run].send_input(text)
+        async with self.quotas.use(row.owner, json_size(text)):
+            if await self._post_letter(row, Letter(kind="input", value=text)) is None:
+                self._live[row.run].send_input(text)
 
     async def cancel(self, row: RunRow, reason: str) -> None:
         """End a run; one that has ended stays as it is."""
@@ -1110,18 +1127,19 @@ class Runs:
 
         Raises:
             JournalError: when it cannot go on; ``JournalLocked`` when somebody else has it.
-            Problem: when too many runs are under way.
+            Problem: when too many runs are under way, or the caller's quota is exceeded.
         """
         self._check_room()
         now, request = time.time(), {"prompt": prompt, "params": None, "metadata": None}
         row = RunRow(run, caller.name, agent, "running", now, now, request)
         options: dict[str, Any] = {"in_doubt": "ask", "ask_again": True, "wait_for_answers": self._patience}
         await self.renew_if_sound()
-        with self._using() as engine:
-            handle = await engine.start_resume(self.journal(run), **options)
-        # Behind that: a server that is killed before has a journal of a stranger still, and leaves it alone.
-        await self._registered(row, None)
-        self._hold(run, handle, went_on=True)
+        async with self.quotas.use(row.owner, 0, runs=1):
+            with self._using() as engine:
+                handle = await engine.start_resume(self.journal(run), **options)
+            # Behind that: a server that is killed before has a journal of a stranger still, and leaves it alone.
+            await self._registered(row, None)
+            self._hold(run, handle, went_on=True)
 
     async def fork(
         self,
@@ -1138,7 +1156,7 @@ class Runs:
         Go on from the middle of a run as another run, and return its id.
 
         Raises:
-            Problem: when there is no such place, or too many runs are under way.
+            Problem: when there is no such place, too many runs are under way, or the caller's quota is exceeded.
             UndoRefused: when effects that changed the world could happen again.
         """
         await self.renew()
@@ -1151,22 +1169,30 @@ class Runs:
         )  # fmt: skip
         options: dict[str, Any] = {"run_id": run, **({"edit": edit} if has_edit else {})}
         source, into = self.journal(row.run), self.journal(run)
-        try:
-            if changes:
-                # The part that is kept was asked for with the prompts that it had: a fork would take that for other code.
-                await asyncio.to_thread(branch, source, at, allow_repeat=allow_repeat, into=into, **options)
-                with self._using() as engine:
-                    asked = {**self._changed(new, engine), "wait_for_answers": self._patience}
-                    handle = await engine.start_resume(into, **asked)
-            else:
-                with self._using() as engine:
-                    handle = await engine.start_fork(
-                        source, at=at, into=into, allow_repeat=allow_repeat, wait_for_answers=self._patience, **options
-                    )
-        except JournalError as error:
-            raise _of_request(error, JournalError, row, source, status=422, kind="no_such_place") from None
-        await self._registered(new, None)
-        self._hold(run, handle, went_on=True)
+        # At most the whole journal is copied.
+        size = json_size(request) + json_size(edit) + await asyncio.to_thread(journal_size, source)
+        async with self.quotas.use(new.owner, size, runs=1):
+            try:
+                if changes:
+                    # The part that is kept was asked for with the prompts that it had: a fork would take that for other code.
+                    await asyncio.to_thread(branch, source, at, allow_repeat=allow_repeat, into=into, **options)
+                    with self._using() as engine:
+                        asked = {**self._changed(new, engine), "wait_for_answers": self._patience}
+                        handle = await engine.start_resume(into, **asked)
+                else:
+                    with self._using() as engine:
+                        handle = await engine.start_fork(
+                            source,
+                            at=at,
+                            into=into,
+                            allow_repeat=allow_repeat,
+                            wait_for_answers=self._patience,
+                            **options,
+                        )
+            except JournalError as error:
+                raise _of_request(error, JournalError, row, source, status=422, kind="no_such_place") from None
+            await self._registered(new, None)
+            self._hold(run, handle, went_on=True)
         return run
 
     def _changed(self, row: RunRow, engine: Engine) -> dict[str, Any]:

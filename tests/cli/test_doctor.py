@@ -209,6 +209,6 @@ def test_tools_of_authors_that_do_not_say_which_files_they_touch_are_named_once(
     told = [one for one in found() if "rules about files" in one["text"]]
 
     file = somewhere / "agents/shop.py"
-    assert [("note", f"rules about files do not bind pay of {file}: nothing says which files a call is about")] == [
-        (one["state"], one["text"]) for one in told
-    ]
+    assert [
+        ("note", f"rules about files follow no links for pay of {file}: nothing says which files a call is about")
+    ] == [(one["state"], one["text"]) for one in told]

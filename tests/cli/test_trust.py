@@ -556,6 +556,23 @@ def test_a_person_at_a_terminal_is_asked_once(
 
 
 @pytest.mark.spec("requirements:X72")
+def test_the_question_names_every_agent_file_and_their_number_last(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is not shown would run after the answer, too."""
+    monkeypatch.setattr(trusting, "can_ask", lambda: True)
+    for number in range(30):
+        place.write(f"agents/a{number:02}.py", f"a{number:02}")
+    place.write("agents/zz\x1b[2K_evil.py", "evil")
+    asked = place.type("run", "mine", "Go", "-q", stdin="n\n", code=2).stderr.partition("[y/N]")[0]
+
+    assert all(f"'a{number:02}.py'" in asked for number in range(30))
+    assert "_evil.py" in asked
+    assert "\x1b" not in asked
+    assert "33 agent files" in asked.partition("_evil.py")[2]
+
+
+@pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize(
     "words",
     [

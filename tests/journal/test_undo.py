@@ -106,6 +106,55 @@ def test_a_journal_that_no_run_of_this_user_wrote_is_undone_only_where_it_is_tru
     assert ("a.txt",) == undo(tmp_path / "other.jsonl", root, trust=True).restored
 
 
+KILLED = """
+import os, sys
+from stepengine import AgentDefinition, Engine, ToolCall, tool
+from stepengine.tools import file_tools
+
+@tool
+def die() -> str:
+    'End the process.'
+    os._exit(9)
+
+def handle_steps(ctx):
+    yield ToolCall("write_file", {"path": "a.txt", "instructions": "x", "content": "two"})
+    yield ToolCall("die", {})
+
+root, journal = sys.argv[1:]
+agent = AgentDefinition("writer", tools=[*file_tools(root, write=True), die], handle_steps=handle_steps)
+with Engine([agent]) as engine:
+    engine.run_sync("writer", journal=journal)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:X122")
+def test_the_journal_of_a_killed_run_is_undone_only_where_it_is_trusted(root, tmp_path):
+    """
+    Nothing outside of it says how far the run came: whoever has a copy of it can write more behind its beginning.
+    """
+    journal = tmp_path / "run.jsonl"
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(root), str(journal)], check=False)
+
+    assert 9 == ended.returncode
+    with pytest.raises(UndoRefused, match="no run of yours"):
+        undo(journal, root)
+    assert ("a.txt",) == undo(journal, root, trust=True).removed
+
+
+@pytest.mark.spec("requirements:X122")
+def test_the_refusal_of_an_unknown_journal_names_every_file(root, tmp_path):
+    """
+    Who answers with trust=True agrees to all of them.
+    """
+    made = ran(root, [write(f"f{number:02}.txt") for number in range(30)])
+    forged = MemoryJournal(resealed(made.content().decode().replace('"created":"20', '"created":"19')))
+
+    with pytest.raises(UndoRefused) as refused:
+        undo(forged, root)
+    assert all(f"f{number:02}.txt would be removed" in refused.value.message for number in range(30))
+
+
 @pytest.mark.spec("requirements:X122")
 def test_a_journal_that_a_run_of_this_user_wrote_is_known_also_as_a_copy_and_resumed(root, tmp_path):
     made = FileJournal(tmp_path / "run.jsonl")

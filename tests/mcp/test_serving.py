@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from mcp import Client, StdioServerParameters
 from stepengine import AgentDefinition, Ask, Engine, Perform, Sleep, ToolCall, tool
 from stepengine.errors import DefinitionError
 from stepengine.mcp import mcp_tools
+from stepengine.mcp import serving as mcp_serving
 from stepengine.mcp.serving import AgentServer, Offered, OwnRuns
 from stepengine.permissions import Policy
+from stepengine.system.http_connections import ConnectionLimits
 from stepengine.testing import ScriptedModel, tool_call
 
 COUNTERPARTS = (
@@ -228,7 +231,7 @@ async def test_agents_are_called_over_http_with_the_token_and_not_without(mode: 
     engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
     agents = AgentServer([Offered(engine, engine.agent("shop"))])
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(agents.serve_http(port=0, token="secret", ready=ready.set_result))
+    answering = asyncio.create_task(agents.serve_http(port=0, token="secret", ready=ready.set_result))
     try:
         async with asyncio.timeout(30):
             url = await ready
@@ -239,12 +242,42 @@ async def test_agents_are_called_over_http_with_the_token_and_not_without(mode: 
             async with Engine([buyer], models=model, interactor=Chooser("m", "red")) as buying:
                 result = await buying.run("buyer", "Go.")
     finally:
-        serving.cancel()
-        await asyncio.wait((serving,))
+        answering.cancel()
+        await asyncio.wait((answering,))
         await engine.aclose()
 
     assert (401, 401) == refused
     assert ["m red"] == [one.result.text for one in result.tool_calls]
+
+
+@pytest.mark.spec("interfaces:IF66")
+async def test_idle_connections_to_agents_over_http_are_closed_and_keep_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = ConnectionLimits(connections=20, header_seconds=1.0)
+    monkeypatch.setattr(mcp_serving, "limits_of_process", lambda: limits, raising=False)
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(agents.serve_http(port=0, token="secret", ready=ready.set_result))
+    try:
+        async with asyncio.timeout(30):
+            port = int((await ready).rpartition(":")[2].partition("/")[0])
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+            begun = time.monotonic()
+            refused = await _status(f"http://127.0.0.1:{port}/mcp", "Bearer wrong")
+            first = await asyncio.wait_for(idle[0][0].read(), 10)
+            last = await asyncio.wait_for(idle[-1][0].read(), 10)
+            took = time.monotonic() - begun
+            for _, writer in idle:
+                writer.close()
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        await engine.aclose()
+
+    assert (401, b"", b"") == (refused, first, last)
+    assert took < 5
 
 
 class Chooser:

@@ -94,7 +94,9 @@ def test_a_tool_that_says_which_parameters_are_paths_is_bound_however_these_name
 
 
 @pytest.mark.spec("requirements:X70")
-def test_without_about_the_same_tool_is_bound_by_no_rule_and_doctor_has_something_to_say(place: Path) -> None:
+def test_without_about_the_same_tool_is_bound_by_what_is_written_alone_and_doctor_has_something_to_say(
+    place: Path,
+) -> None:
     @tool
     def show(source: str) -> str:
         """Show a file."""
@@ -105,9 +107,13 @@ def test_without_about_the_same_tool_is_bound_by_no_rule_and_doctor_has_somethin
         """Show a file."""
         return ""
 
-    assert ["secret"] == ran(
-        [show], [ToolCall("show", {"source": "vault/ledger.txt"})], Policy([Rule.allow_tool("*"), DENY])
+    by_name, by_link = ran(
+        [show],
+        [ToolCall("show", {"source": name}) for name in ("vault/ledger.txt", "open/link.txt")],
+        Policy([Rule.allow_tool("*"), DENY]),
     )
+    assert by_name.startswith("Denied by the rule")
+    assert "secret" == by_link
     assert (False, True) == (names_files(show.spec), names_files(show_path.spec))
     assert names_files(tool(about=())(show.fn).spec)
 

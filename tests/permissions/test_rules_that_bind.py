@@ -249,6 +249,59 @@ def test_a_file_address_is_a_path_in_whatever_argument_it_is(member: str) -> Non
     assert "allow" == decide(Rule.deny_path("secrets/**"), **{member: "file:///srv/shop/docs/a.md"})
 
 
+MOVES = [
+    {"source": "secrets/plan.txt", "destination": "docs/plan.txt"},
+    {"source": "docs/plan.txt", "destination": "/srv/shop/secrets/plan.txt"},
+    {"source": "secrets", "destination": "docs"},
+    {"filename": "secrets/plan.txt"},
+    {"edits": [{"where": "secrets%2fplan.txt"}]},
+    {"anything": "docs/../secrets/plan.txt"},
+]
+
+
+@pytest.mark.parametrize("given", MOVES)
+@pytest.mark.spec("reliability:PM47")
+def test_a_path_binds_by_its_value_in_whatever_argument_it_is(given: dict[str, Any]) -> None:
+    """As those of ``move_file`` of the file server of MCP."""
+    assert "deny" == decide(Rule.deny_path("secrets/**"), **given)
+    assert "deny" == decide(Rule.ask_for_path("secrets"), **given)
+    assert "allow" == decide(Rule.deny_path("other/**"), **given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"path": "docs/a.md", "destination": "secrets/a.md"},
+        {"path": "docs/a.md", "anything": ["secrets%2fa.md"]},
+        {"path": "docs/a.md", "anything": "../a.md"},
+    ],
+)
+@pytest.mark.spec("reliability:PM47")
+def test_a_folder_that_is_allowed_allows_no_other_path_beside_it(given: dict[str, Any]) -> None:
+    assert "deny" == decide(Rule.allow_path("docs/**"), **given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"path": "docs/a.md", "content": "Look at secrets/plan.txt and at docs/b.md."},
+        {"path": "docs/a.md", "content": "secrets/" * 1_000},
+        {"path": "docs/a.md", "query": "plan"},
+        {"path": "docs/a.md", "destination": "docs/b.md"},
+    ],
+)
+@pytest.mark.spec("reliability:PM47")
+def test_texts_that_are_no_paths_are_not_judged_as_paths(given: dict[str, Any]) -> None:
+    for rule in (Rule.deny_path("secrets/**"), Rule.deny_path("*.pem"), Rule.allow_path("docs/**")):
+        assert "allow" == decide(rule, **given), rule
+
+
+@pytest.mark.spec("reliability:PM47")
+def test_a_rule_about_all_files_is_not_about_every_text() -> None:
+    assert "allow" == decide(Rule.deny_path("**"), city="Rome")
+    assert "deny" == decide(Rule.deny_path("**"), path="Rome")
+
+
 @pytest.mark.parametrize("path", ["docs/100%.md", "docs/a%20b.md", "docs/a~b.md", "docs/a:b.md", "docs/50%25.md"])
 @pytest.mark.spec("reliability:PM47")
 def test_names_that_only_look_encoded_stay_usable(path: str) -> None:

@@ -16,13 +16,15 @@ from typing import Any
 import httpx2
 import pytest
 
-from stepengine.serving.connections import (
+from stepengine.serving import Caps, Guard, Tokens
+from stepengine.system.http_connections import (
     ConnectionLimits,
     ConnectionTable,
     OncePerSecond,
     limits_of_process,
+    make_protocol,
+    note_verified,
 )
-from stepengine.serving.listening import make_protocol
 from tests.serving.served import Served
 
 pytestmark = [pytest.mark.anyio]
@@ -38,7 +40,9 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         ) is None:
             pass
     headers = dict(scope["headers"])
-    is_let_in = headers.get(b"authorization") == b"Bearer k" or scope["path"] == "/open"
+    is_let_in = headers.get(b"authorization") == b"Bearer k" or scope["path"] in ("/open", "/health")
+    if is_let_in and scope["path"] == "/":
+        note_verified(scope)
     size = 0
     if is_let_in:
         message = {"more_body": True}
@@ -51,12 +55,13 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.contextmanager
-def served(limits: ConnectionLimits) -> Iterator[tuple[int, ConnectionTable]]:
+def served(limits: ConnectionLimits, app: Any = app) -> Iterator[tuple[int, ConnectionTable]]:
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     table = ConnectionTable(limits)
     config = uvicorn.Config(
-        app, port=0, log_level="warning", lifespan="off", http=make_protocol(table), ws="none", backlog=limits.backlog,
+        app, port=0, log_level="warning", lifespan="off", http=make_protocol(table, H11Protocol), ws="none", backlog=limits.backlog,
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -154,6 +159,47 @@ def test_a_connection_that_a_token_let_in_is_not_closed_for_others() -> None:
 
     assert (first.status_code, again.status_code) == (200, 200)
     assert before == after
+
+
+@pytest.mark.spec("studio:SV15")
+@pytest.mark.parametrize(
+    ("path", "status"), [("/health", 200), ("/nowhere", 401), ("/often", 429), ("/", 503), ("/strange", 421)]
+)
+def test_a_token_that_was_not_verified_keeps_no_connection_whatever_the_answer_is(
+    path: str, status: int, tmp_path: Path
+) -> None:
+    """A request can be answered before its token was looked at, or without looking at it."""
+    file = tmp_path / "tokens.json"
+    tokens = Tokens.open(file)
+    good = {"Authorization": f"Bearer {tokens.add('ann', ['read'])}"}
+    guard = Guard(app, tokens=tokens, caps=Caps(failures=1) if status == 429 else None)
+    junk = {"Authorization": "Bearer junk"} | ({"Host": "strange.example"} if status == 421 else {})
+    with (
+        served(ConnectionLimits(connections=20), guard) as (port, _),
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
+        if status == 429:
+            client.get("/", headers=junk)
+        written = file.read_bytes()
+        file.write_bytes(b"no tokens" if status == 503 else written)
+        answer = client.get(path, headers=junk)
+        file.write_bytes(written)
+        of_junk = address(answer)
+        kept = []
+        for _ in range(2):
+            idle = [connected(port) for _ in range(40)]
+            assert rest(idle.pop(0)) == b""  # the oldest ones are closed
+            kept.append(address(client.get("/open", headers=good)))
+            for one in idle:
+                one.close()
+
+    assert status == answer.status_code
+    assert of_junk != kept[0]
+    assert kept[0] == kept[1]
+
+
+def address(answer: httpx2.Response) -> object:
+    return answer.extensions["network_stream"].get_extra_info("client_addr")
 
 
 @pytest.mark.spec("studio:SV15")

@@ -341,7 +341,7 @@ def _unbound_tools(found: Iterable[AgentFile]) -> Iterator[Finding]:
         yield Finding(
             "agents",
             "note",
-            f"rules about files do not bind {', '.join(names)} of {source}: nothing says which files a call is about",
+            f"rules about files follow no links for {', '.join(names)} of {source}: nothing says which files a call is about",
             'say it with @tool(about="{name_of_a_parameter}"), or about=() for a tool that touches no files',
         )
 

@@ -99,6 +99,12 @@ def serve(
         list[str] | None,
         typer.Option(help="A member of an agent's context that pages see and set; may be repeated.", metavar="NAME"),
     ] = None,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of each owner: open-runs, stored-bytes or bytes-per-minute; may be repeated.", metavar="NAME=AMOUNT"
+        ),
+    ] = None,
     no_schedules: Annotated[
         bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to others.")
     ] = False,
@@ -135,6 +141,9 @@ def serve(
     FILE of --webhooks, which nobody else may read: "topics" holds by topic the secrets of services that send events to
     runs, at /hooks/TOPIC/RUN; "out" holds the url that is told of questions and ends.
 
+    --quota changes how much one owner may use, such as open-runs=100, stored-bytes=2GiB or bytes-per-minute=none. A request over a quota
+    is answered with 429.
+
     Leaves with:
       0    it was told to stop
       2    wrong usage or configuration
@@ -156,7 +165,7 @@ def serve(
         Served(
             module=module, host=host, port=port, runs=runs, tokens=tokens, hosts=allow_host or (), cors=cors or (), reports=reports,
             most=max_live, drain=drain, webhooks=webhooks, shares=share or (), schedules=not no_schedules, executor=executor,
-            works=not no_work, ui=ui,
+            works=not no_work, ui=ui, quotas=quota or (),
         ),
     )  # fmt: skip
 
@@ -189,6 +198,7 @@ class Served:
     ui: bool = False
     opens: bool = False
     folder: Path = Path()
+    quotas: Sequence[str] = ()
 
 
 def serve_runs(options: Options, wanted: Served) -> Exit:
@@ -201,6 +211,7 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
     from stepengine.serving import app
     from stepengine.serving.access import LOOPBACK, Logins
     from stepengine.serving.extra import check_extra
+    from stepengine.serving.quotas import parse_quotas
 
     check_extra()
     check_extra("uvicorn")
@@ -235,6 +246,7 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
                 shares=wanted.shares,
                 hosts=wanted.hosts or LOOPBACK,
                 cors=wanted.cors,
+                quotas=parse_quotas(wanted.quotas),
             )
         except StepEngineError as error:
             raise UsageProblem(error.message) from error

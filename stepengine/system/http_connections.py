@@ -2,9 +2,10 @@
 Limits of connections, in front of everything that a request can reach.
 
 uvicorn has no time limit for headers and bodies, and accepts connections until files run out. Its option ``http=`` takes a class of
-protocols: ``listening.make_protocol`` returns a subclass of its own one that makes a ``ConnectionWatch`` for each connection. That starts a
+protocols: ``make_protocol`` returns a subclass of its own one that makes a ``ConnectionWatch`` for each connection. That starts a
 timer, and wraps the application of the connection, so that it sees when a request starts, when its body is complete and when it ends.
-A connection without a complete request *waits*. When there are too many, the one that waits for longest is closed, unless a request on it was let in by a token.
+A connection without a complete request *waits*. When there are too many, the one that waits for longest is closed, unless a token of a
+request on it was verified.
 """
 
 from __future__ import annotations
@@ -13,26 +14,42 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
 from stepengine.system.open_files import most_open_files
 
-if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
+Scope: TypeAlias = Mapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
-__all__ = ("ConnectionLimits", "ConnectionTable", "ConnectionWatch", "OncePerSecond", "limits_of_process")
+__all__ = (
+    "MAX_HEADERS",
+    "ConnectionLimits",
+    "ConnectionTable",
+    "ConnectionWatch",
+    "OncePerSecond",
+    "limits_of_process",
+    "logging_once_per_second",
+    "make_protocol",
+    "note_verified",
+)
 
 RESERVED_FILES = 256
 """Files that are left for runs: journals, databases, pipes of programs, connections to providers."""
 UNKNOWN_FILES = 4_096
 """Where the system has no limit, or nobody knows it."""
-CREDENTIALS = frozenset([b"authorization", b"cookie", b"x-stepengine-token"])
+MAX_HEADERS = 64 * 1024
+LOGS = ("asyncio", "uvicorn.error")
+"""Who logs what goes wrong with connections."""
 LENGTHS = frozenset([b"content-length", b"transfer-encoding"])
-REFUSED = frozenset([401, 403])
+VERIFIED = "stepengine.verified"
+"""The key in the scope of a request whose value is called without arguments when its token was verified."""
 
 
 @frozen(kw_only=True)
@@ -162,7 +179,7 @@ class ConnectionWatch:
         else:
             self._complete()
         try:
-            await app(scope, self._watched(receive), self._watched_answer(send, names))
+            await app({**scope, VERIFIED: self._note_verified}, self._watched(receive), self._watched_answer(send))
         finally:
             if not self._transport.is_closing():
                 self._start_timer(self._table.limits.header_seconds)
@@ -180,12 +197,13 @@ class ConnectionWatch:
 
         return received
 
-    def _watched_answer(self, send: Send, names: set[bytes]) -> Send:
-        """Return *send*, which notes whether the request was let in by what its headers have."""
+    def _note_verified(self) -> None:
+        self._is_known = True
+
+    def _watched_answer(self, send: Send) -> Send:
+        """Return *send*, which closes the connection of a client that does not read."""
 
         async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start" and names & CREDENTIALS:
-                self._is_known = message["status"] not in REFUSED
             # What waits for a client that does not read holds its run in memory.
             timer = asyncio.get_running_loop().call_later(self._table.limits.read_seconds, self._transport.abort)
             try:
@@ -196,12 +214,49 @@ class ConnectionWatch:
         return sent
 
 
+def note_verified(scope: Scope) -> None:
+    """Report that the token of a request was verified, to the watch of its connection if there is one."""
+    # By this and not by the status of the answer: a request can be answered before its token is looked at.
+    note = scope.get(VERIFIED)
+    if note is not None:
+        note()
+
+
 async def _refuse(send: Send) -> None:
     """Refuse a request whose length is said in two ways: a proxy may read the other one, and see two requests where we see one."""
     body = b"a request has Content-Length or Transfer-Encoding, not both\n"
     headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": 400, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def make_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol *base*, ``H11Protocol``, with the limits of *table*, to be given to ``uvicorn.Config(http=...)``."""
+
+    class LimitedProtocol(base):  # type: ignore[misc]  # this layer does not import uvicorn
+        app: Any
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._watch: ConnectionWatch | None = None
+            inner = self.app
+
+            async def app(scope: Scope, receive: Receive, send: Send) -> None:
+                assert self._watch is not None  # noqa: S101 - no request without a connection
+                await self._watch.run(inner, scope, receive, send)
+
+            self.app = app
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._watch = ConnectionWatch(table, transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._watch is not None:
+                self._watch.end()
+            super().connection_lost(exc)
+
+    return LimitedProtocol
 
 
 class OncePerSecond(logging.Filter):
@@ -220,3 +275,16 @@ class OncePerSecond(logging.Filter):
             self._next.clear()
         self._next[key] = now + 1.0
         return True
+
+
+@contextmanager
+def logging_once_per_second() -> Iterator[None]:
+    """Limit the logs of connections within the block."""
+    only_once = OncePerSecond()
+    for name in LOGS:
+        logging.getLogger(name).addFilter(only_once)
+    try:
+        yield
+    finally:
+        for name in LOGS:
+            logging.getLogger(name).removeFilter(only_once)
