@@ -117,6 +117,31 @@ def test_the_last_message_holds_the_texts_of_all_adjacent_assistant_messages(yie
     assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
 
 
+TRAILING = {
+    "two texts": ([y.StepText("a"), y.StepText("b")], ["a", "b"]),
+    "two steps": ([STEP, STEP], ["a", "b"]),
+    "a text before a task_completed of its own": (
+        [y.StepText("first"), y.ToolCall("task_completed", include_tool_call=False)],
+        ["first"],
+    ),
+}
+
+
+@pytest.mark.spec("requirements:X63", "generator-contract:S3")
+@pytest.mark.parametrize(("yielded", "codebuff"), TRAILING.values(), ids=TRAILING)
+def test_the_last_message_has_the_texts_of_the_messages_that_codebuff_returns(yielded, codebuff):
+    """
+    codebuff returns a list: all assistant messages at the end of the turn.
+    """
+
+    def handler(ctx):
+        for each in yielded:  # noqa: UP028  (a handler)
+            yield each
+
+    played = play(agent(handler, tools=["task_completed"]), World(replies=[reply("a"), reply("b")]))
+    assert played.output == "\n\n".join(codebuff)
+
+
 @pytest.mark.spec("requirements:X63", "generator-contract:G49")
 @pytest.mark.parametrize("form", ["call", "unrecorded", "parallel", "text"])
 def test_a_handlers_own_end_turn_says_it_too(form):

@@ -255,6 +255,7 @@ async def test_the_routing_of_openrouter_is_sent_to_openrouter_alone(name, caplo
     """
     codebuff's ``providerOptions`` are such members, and there every model is asked through OpenRouter.
     """
+    codebuff = {"only": ["anthropic"]}
     seen = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -273,7 +274,7 @@ async def test_the_routing_of_openrouter_is_sent_to_openrouter_alone(name, caplo
 
     is_theirs = name == "openrouter"
     assert (seen[0].get("provider"), seen[0].get("transforms")) == (
-        ({"only": ["anthropic"]}, []) if is_theirs else (None, None)
+        (codebuff, []) if is_theirs else (None, None)
     )
     assert seen[0]["kept"] == 1
     assert len(seen) == (2 if is_theirs else 1)
