@@ -396,6 +396,7 @@ def test_a_model_corrects_the_refused_output_of_a_handler_that_asked_for_no_step
     """
     In codebuff, too, a model is asked for the output that a handler's ``set_output`` did not give.
     """
+    codebuff = RunStatus.COMPLETED
 
     def handler(ctx):
         if how == "returned":
@@ -404,11 +405,7 @@ def test_a_model_corrects_the_refused_output_of_a_handler_that_asked_for_no_step
         yield y.ToolCall("set_output", {"score": "five"}, include_tool_call=how == "set_output")
 
     played = scoring(score(5), handler=handler)
-    assert (played.status, played.output, len(played.requests)) == (
-        RunStatus.COMPLETED,
-        {"score": 5, "checked": True},
-        1,
-    )
+    assert (played.status, played.output, len(played.requests)) == (codebuff, {"score": 5, "checked": True}, 1)
     asked = played.requests[0].messages[-1].text
     assert "score: expected a number" in asked
     assert 'It was: {"score":"five"}' in asked
