@@ -64,7 +64,8 @@ class Said:
     Attributes:
         text: Its text.
         thinking: What was thought before, which is signed.
-        calls: Inputs of ``add``.
+        calls: Inputs of the tool.
+        tool: The name of the tool.
         refusal: The words of a refusal, in the place of a text.
         is_cut: Whether it ends at the output limit.
         breaks_off: Whether its stream ends before the protocol's end.
@@ -73,6 +74,7 @@ class Said:
     text: str = ""
     thinking: str = ""
     calls: tuple[Json, ...] = ()
+    tool: str = "add"
     refusal: str = ""
     is_cut: bool = False
     breaks_off: bool = False
@@ -155,7 +157,8 @@ def anthropic_blocks(said: Said) -> list[Json]:
     if said.text or said.refusal:
         blocks.append({"type": "text", "text": said.text or said.refusal})
     return blocks + [
-        {"type": "tool_use", "id": f"toolu_{n}", "name": "add", "input": value} for n, value in enumerate(said.calls)
+        {"type": "tool_use", "id": f"toolu_{n}", "name": said.tool, "input": value}
+        for n, value in enumerate(said.calls)
     ]
 
 
@@ -212,7 +215,7 @@ def responses_items(said: Said) -> list[Json]:
         items.append({"type": "message", "id": "msg_local", "role": "assistant", "content": [part]})
     for n, value in enumerate(said.calls):
         ids = {"id": f"fc_{n}", "call_id": f"call_{n}"}
-        items.append({"type": "function_call", **ids, "name": "add", "arguments": json.dumps(value)})
+        items.append({"type": "function_call", **ids, "name": said.tool, "arguments": json.dumps(value)})
     status = "incomplete" if said.is_cut else "completed"
     return [item if item["type"] == "reasoning" else {**item, "status": status} for item in items]
 
@@ -275,7 +278,7 @@ def chat_message(said: Said) -> Json:
         message["refusal"] = said.refusal
     if said.calls:
         message["tool_calls"] = [
-            {"id": f"call_{n}", "type": "function", "function": {"name": "add", "arguments": json.dumps(value)}}
+            {"id": f"call_{n}", "type": "function", "function": {"name": said.tool, "arguments": json.dumps(value)}}
             for n, value in enumerate(said.calls)
         ]
     return message
@@ -302,7 +305,7 @@ def chat_deltas(message: Json) -> Iterator[Json]:
     for name in ("content", "refusal"):
         yield from ({name: piece} for piece in pieces(message.get(name) or ""))
     for index, call in enumerate(message.get("tool_calls", ())):
-        yield {"tool_calls": [{"index": index, **call, "function": {"name": "add", "arguments": ""}}]}
+        yield {"tool_calls": [{"index": index, **call, "function": {**call["function"], "arguments": ""}}]}
         for piece in pieces(call["function"]["arguments"]):
             yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
@@ -328,7 +331,7 @@ def google_parts(said: Said) -> list[Json]:
     parts: list[Json] = [{"text": said.thinking, "thought": True}] if said.thinking else []
     parts += [{"text": said.text}] if said.text else []
     signed = {"thoughtSignature": SIGNATURE} if said.thinking else {}
-    calls = [{"functionCall": {"id": f"call_{n}", "name": "add", "args": v}} for n, v in enumerate(said.calls)]
+    calls = [{"functionCall": {"id": f"call_{n}", "name": said.tool, "args": v}} for n, v in enumerate(said.calls)]
     return parts + [{**call, **(signed if n == 0 else {})} for n, call in enumerate(calls)]
 
 

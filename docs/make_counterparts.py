@@ -30,6 +30,7 @@ SUBJECTS = {
     "otel": "Traces",
     "durable": "Durable runs",
     "typing": "Type checkers",
+    "examples": "Programs that are recorded and replayed unchanged",
 }
 """The heading for the tests of a folder; what stands in others comes last, under `ELSE`."""
 ELSE = "What programs are run and packed with"

@@ -127,10 +127,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
     """Return the cassette of the test: `cassette.transport()` for a provider, `cassette.clients()` for SDK clients."""
     from stepengine.redaction import redactor_for
+    from stepengine.testing.patching import CACHE_HINTS
     from stepengine.testing.recordings import CassetteFixture
 
     item = request.node
     given, rules = marked(item), rules_of(item)
+    if given.get("patch"):
+        given["ignore"] = (*given.get("ignore", ()), *CACHE_HINTS)
     passed = ("ignore", "match_headers", "allow_unused", "chunks", "record_errors")
     cassette = CassetteFixture(
         file_of(item, "cassette"),

@@ -270,6 +270,7 @@ def test_values_of_a_handler_and_of_a_model_are_read_alike_and_recorded_as_they_
     """
     In codebuff, too, both are parsed by one schema, and its history holds the parsed input.
     """
+    codebuff = {"max_results": 3, "paths": ["a"]}
 
     def handler(_: Any) -> Any:
         mine = yield from ToolCall("find", given)
@@ -282,7 +283,7 @@ def test_values_of_a_handler_and_of_a_model_are_read_alike_and_recorded_as_they_
 
     assert result.output == [[3, ["a"]], [3, ["a"]]]
     inputs = [part.input for m in result.state.message_history for part in getattr(m, "tool_calls", ())]
-    assert inputs == [{"max_results": 3, "paths": ["a"]}] * 2
+    assert inputs == [codebuff] * 2
 
 
 @pytest.mark.spec("requirements:X67", "generator-contract:T2")
@@ -364,6 +365,7 @@ def test_a_tool_for_handlers_in_the_list_of_an_agent_with_a_handler_is_not_offer
     """
     codebuff offers it to the model, whose call works there. Here only a handler may change the conversation.
     """
+    codebuff = ["think_deeply", *listed]
 
     def handle_steps(_: Any) -> Any:
         yield ToolCall("add_message", {"role": "user", "content": "note"})
@@ -374,7 +376,7 @@ def test_a_tool_for_handlers_in_the_list_of_an_agent_with_a_handler_is_not_offer
     with Engine([agent], models=model) as engine:
         result = engine.run_sync(agent, "go")
 
-    assert ["think_deeply"] == [tool.name for tool in model.calls[0].tools]
+    assert ["think_deeply"] == [tool.name for tool in model.calls[0].tools] == codebuff[:1]
     (warning,) = result.warnings
     assert all(name in warning for name in listed)
     assert "its handler may call it without that" in warning

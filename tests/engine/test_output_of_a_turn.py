@@ -44,6 +44,10 @@ async def ran(handle_steps, *replies, **options):
 
 @pytest.mark.spec("generator-contract:G22")
 async def test_the_output_of_an_earlier_turn_is_not_that_of_a_later_one():
+    """
+    In codebuff a handler has ``agentState.output`` alone, which an earlier turn may have set; here it is the same.
+    """
+    codebuff = [Flight(number="A1"), Flight(number="A1"), Flight(number="B2")]
     seen = []
 
     def handle_steps(ctx):
@@ -56,6 +60,7 @@ async def test_the_output_of_an_earlier_turn_is_not_that_of_a_later_one():
 
     first, second = Flight(number="A1"), Flight(number="B2")
     assert [(first, first), (None, first), (second, second)] * 2 == seen  # the second time in the replay
+    assert codebuff == [of_run for _, of_run in seen[:3]]
     assert result.output == second
 
 

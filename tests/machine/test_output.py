@@ -117,6 +117,31 @@ def test_the_last_message_holds_the_texts_of_all_adjacent_assistant_messages(yie
     assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
 
 
+TRAILING = {
+    "two texts": ([y.StepText("a"), y.StepText("b")], ["a", "b"]),
+    "two steps": ([STEP, STEP], ["a", "b"]),
+    "a text before a task_completed of its own": (
+        [y.StepText("first"), y.ToolCall("task_completed", include_tool_call=False)],
+        ["first"],
+    ),
+}
+
+
+@pytest.mark.spec("requirements:X63", "generator-contract:S3")
+@pytest.mark.parametrize(("yielded", "codebuff"), TRAILING.values(), ids=TRAILING)
+def test_the_last_message_has_the_texts_of_the_messages_that_codebuff_returns(yielded, codebuff):
+    """
+    codebuff returns a list: all assistant messages at the end of the turn.
+    """
+
+    def handler(ctx):
+        for each in yielded:  # noqa: UP028  (a handler)
+            yield each
+
+    played = play(agent(handler, tools=["task_completed"]), World(replies=[reply("a"), reply("b")]))
+    assert played.output == "\n\n".join(codebuff)
+
+
 @pytest.mark.spec("requirements:X63", "generator-contract:G49")
 @pytest.mark.parametrize("form", ["call", "unrecorded", "parallel", "text"])
 def test_a_handlers_own_end_turn_says_it_too(form):
@@ -371,6 +396,7 @@ def test_a_model_corrects_the_refused_output_of_a_handler_that_asked_for_no_step
     """
     In codebuff, too, a model is asked for the output that a handler's ``set_output`` did not give.
     """
+    codebuff = RunStatus.COMPLETED
 
     def handler(ctx):
         if how == "returned":
@@ -379,11 +405,7 @@ def test_a_model_corrects_the_refused_output_of_a_handler_that_asked_for_no_step
         yield y.ToolCall("set_output", {"score": "five"}, include_tool_call=how == "set_output")
 
     played = scoring(score(5), handler=handler)
-    assert (played.status, played.output, len(played.requests)) == (
-        RunStatus.COMPLETED,
-        {"score": 5, "checked": True},
-        1,
-    )
+    assert (played.status, played.output, len(played.requests)) == (codebuff, {"score": 5, "checked": True}, 1)
     asked = played.requests[0].messages[-1].text
     assert "score: expected a number" in asked
     assert 'It was: {"score":"five"}' in asked

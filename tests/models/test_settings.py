@@ -255,6 +255,7 @@ async def test_the_routing_of_openrouter_is_sent_to_openrouter_alone(name, caplo
     """
     codebuff's ``providerOptions`` are such members, and there every model is asked through OpenRouter.
     """
+    codebuff = {"only": ["anthropic"]}
     seen = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -272,9 +273,7 @@ async def test_the_routing_of_openrouter_is_sent_to_openrouter_alone(name, caplo
     await provider.close()
 
     is_theirs = name == "openrouter"
-    assert (seen[0].get("provider"), seen[0].get("transforms")) == (
-        ({"only": ["anthropic"]}, []) if is_theirs else (None, None)
-    )
+    assert (seen[0].get("provider"), seen[0].get("transforms")) == ((codebuff, []) if is_theirs else (None, None))
     assert seen[0]["kept"] == 1
     assert len(seen) == (2 if is_theirs else 1)
     warned = sorted(record.setting for record in caplog.records if record.name == "stepengine.models")

@@ -254,3 +254,31 @@ def test_a_mark_records_and_replays_a_program_without_any_argument(project, serv
     edited.assert_outcomes(failed=1)
     edited.stdout.fnmatch_lines(["*CassetteMiss*", '*/messages/0/content*recorded "hi"*now "bye"*'])
     assert 1 == len(server.requests)
+
+
+CACHED = """
+import uuid
+
+from openai import OpenAI
+
+def answer(prompt):
+    client = OpenAI()
+    return client.responses.create(model="m", input=prompt, prompt_cache_key=f"run:{uuid.uuid4()}").output_text
+"""
+
+
+@pytest.mark.spec("replay:Y20", "replay:C10")
+def test_a_random_cache_key_that_a_framework_adds_does_not_keep_a_program_from_replaying(project, server, pytester):
+    """
+    openai-agents sends one with every request to the provider's own address. No reply depends on it.
+    """
+    pytester.makepyfile(program=CACHED)
+    body = UNCHANGED.replace("PROMPT", "hi")
+    project(body, RECORD).assert_outcomes(passed=1)
+    project(body).assert_outcomes(passed=1)
+    edited = project(UNCHANGED.replace("PROMPT", "bye"))
+    edited.stdout.fnmatch_lines(['*/input *recorded "hi"*now "bye"*'])
+    edited.stdout.no_fnmatch_line("*/prompt_cache_key*")
+    own = project(body.replace("patch=True", "patch=True, ignore=['/metadata']"))
+    own.assert_outcomes(passed=1)
+    assert 1 == len(server.requests)

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from stepengine.models._transport import trusted
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
@@ -27,6 +28,7 @@ from stepengine.testing.cassette_files import (
     dump_cassette,
     is_stream,
     parse_cassette,
+    safe_loader,
 )
 from stepengine.testing.cleaning import Cleaner
 
@@ -79,6 +81,95 @@ def test_every_recording_is_read_and_written_so_that_plain_vcrpy_reads_it():
             found += Cleaner().findings(old.response)
     assert INTERACTIONS == count
     assert [("body/candidates/0/content/parts/0/functionCall/args/password", "password")] == found
+
+
+def tree_of(message: dict[str, Any]) -> Any:
+    """
+    Return the body that a file holds: a tree, else bytes.
+    """
+    if "parsed_body" in message:
+        return message["parsed_body"]
+    body = message.get("body")
+    body = body.get("string") if isinstance(body, dict) else body
+    data = body.encode() if isinstance(body, str) else body or b""
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data
+
+
+def headers_of(message: dict[str, Any]) -> list[tuple[str, str]]:
+    """
+    Return the headers of a file, names in lower case.
+    """
+    pairs = [(name.lower(), value) for name, values in (message["headers"] or {}).items() for value in values]
+    return [(n, v.decode("latin-1") if isinstance(v, bytes) else v) for n, v in pairs]
+
+
+def ordered(value: Any) -> Any:
+    """
+    Return a JSON value as text, so that also the order of members counts and 1 is not 1.0.
+    """
+    return value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
+
+
+@pytest.mark.spec("replay:C1", "replay:C2")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_recording_is_written_back_unchanged(folder):
+    """
+    Everything that its YAML says is said by what we write, read by YAML alone: method, address, headers, status, reason, and bodies,
+    bytes as bytes and JSON with its order. What we write is written again byte for byte, and the files stay as they were.
+    """
+    count = 0
+    for entry in index():
+        if not entry["file"].startswith(f"{folder}/"):
+            continue
+        content = (RECORDED / entry["file"]).read_bytes()
+        written = dump_cassette(parse_cassette(content, entry["file"]))
+        before, after = (yaml.load(data, Loader=safe_loader())["interactions"] for data in (content, written))
+
+        assert written == dump_cassette(parse_cassette(written, "again"))
+        assert content == (RECORDED / entry["file"]).read_bytes()
+        for old, new in zip(before, after, strict=True):
+            assert set(new) == {"request", "response"}
+            assert (old["request"]["method"], old["request"]["uri"]) == (
+                new["request"]["method"],
+                new["request"]["uri"],
+            )
+            assert old["response"]["status"] == new["response"]["status"]
+            for side in ("request", "response"):
+                assert headers_of(old[side]) == headers_of(new[side])
+                assert ordered(tree_of(old[side])) == ordered(tree_of(new[side]))
+            count += 1
+    assert {
+        "anthropic": 103, "openai-responses": 148, "openai-chat": 106, "google-gla": 94, "openrouter": 27,
+    }[folder] == count  # fmt: skip
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:C2", "replay:C5")
+def test_every_recording_is_loaded_and_saved_with_nothing_lost_but_what_is_secret(tmp_path):
+    """
+    A copy that is saved holds the same exchanges, cleaned; saved again, it is the same file. Only what a model filled into a member
+    called "password" is replaced, in the reply and in the next request.
+    """
+    replaced = []
+    for entry in index():
+        loaded = Cassette.load(RECORDED / entry["file"])
+        first = loaded.save(tmp_path / "first.yaml")
+        second = Cassette.load(first).save(tmp_path / "second.yaml")
+
+        assert first.read_bytes() == second.read_bytes()
+        for old, new in zip(loaded.interactions, Cassette.load(first).interactions, strict=True):
+            assert (old.request.method, old.response.status) == (new.request.method, new.response.status)
+            assert set(new.request.headers) <= set(old.request.headers)
+            assert set(new.response.headers) <= set(old.response.headers)
+            for side, one in (("request", new.request), ("response", new.response)):
+                text = getattr(old, side).body.decode(errors="replace").replace('"Secret1"', '"<redacted:password>"')
+                if value_of(getattr(old, side)) != value_of(one):
+                    assert json.loads(text) == value_of(one)
+                    replaced.append((entry["file"].partition("/")[0], side))
+    assert [("google-gla", "response"), ("google-gla", "request")] == replaced
 
 
 Call = Callable[[Any, RecordedRequest], Any]

@@ -118,7 +118,13 @@ def test_what_was_clamped_is_the_most(root: Path) -> None:
     ids=["spawn_agents", "read_files", "list_directory"],
 )
 def test_nothing_is_nothing_and_no_path_is_the_root(root: Path, by: str, name: str, value: Any, data: Any) -> None:
+    """
+    codebuff returns an empty list for the first two, too, and the files of the root for the third.
+    """
+    codebuff = {"spawn_agents": [], "read_files": [], "list_directory": ["a.py", "b.js"]}
     result = asked(root, name, value, by)
+
+    assert codebuff[name] == (data["files"] if name == "list_directory" else data)
 
     assert (data, False) == (result.data, result.is_error)
 

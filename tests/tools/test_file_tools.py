@@ -87,6 +87,7 @@ async def test_lines_count_from_1_as_in_codebuff_and_in_a_search(
     """
     codebuff reads ``{"path": "a", "offset": 2, "limit": 2}`` of l1 to l5 as l2 and l3.
     """
+    codebuff = ["l2", "l3"]
     (tmp_path / "a").write_text("l1\nl2\nl3\nl4\nl5\n")
     searching = ToolRegistry(search_tools(tmp_path))
     found = (await searching.execute("code_search", {"pattern": "l2"})).data
@@ -96,6 +97,7 @@ async def test_lines_count_from_1_as_in_codebuff_and_in_a_search(
     (whole,) = await read(tools, "a")
 
     assert "l2\nl3\n" == of_path["content"]
+    assert codebuff == of_path["content"].splitlines()
     assert of_path == of_call
     assert (2, 1) == (of_path["offset"], whole["offset"])
     assert "first_line" not in of_path
@@ -141,16 +143,17 @@ async def test_more_paths_than_a_call_takes_are_entries_with_an_error_and_no_pat
     codebuff takes any number of paths, and none.
     """
     names = [f"f{n}" for n in range(60)]
+    codebuff, codebuff_of_none = names, []
     for name in names:
         (tmp_path / name).write_text(name)
     found = await read(tools, *names)
 
     assert names == [entry["path"] for entry in found]
-    assert names[:50] == [entry.get("content") for entry in found[:50]]
+    assert codebuff[:50] == [entry.get("content") for entry in found[:50]]
     assert {"not read: a call takes at most 50 paths; ask for this one in another call"} == {
         entry["error"] for entry in found[50:]
     }
-    assert [] == await read(tools)
+    assert codebuff_of_none == await read(tools)
 
 
 @pytest.mark.spec("reliability:FP5", "requirements:F4")

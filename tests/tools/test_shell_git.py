@@ -271,9 +271,10 @@ async def test_a_commit_has_the_name_and_address_of_the_user_and_nothing_else_of
     """
     In codebuff, whose commands see the real home folder, a commit has the same author.
     """
+    codebuff = "Ada Lovelace <ada@example.com> Ada Lovelace <ada@example.com>"
     who, seen = await committed(person)
 
-    assert who == "Ada Lovelace <ada@example.com> Ada Lovelace <ada@example.com>"
+    assert who == codebuff
     assert "CANARY" not in seen
 
 

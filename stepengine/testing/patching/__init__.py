@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 from stepengine.errors import DataError
 from stepengine.testing.exchanges import Exchanges
 
-__all__ = ("patched",)
+__all__ = ("CACHE_HINTS", "patched")
 
 Undo: TypeAlias = Callable[[], None]
 HERE = "stepengine.testing.patching"
@@ -41,6 +41,9 @@ LIBRARIES = {
     "aiohttp": "aiohttp_sessions",
     "urllib3": "urllib3_pools",
 }
+
+CACHE_HINTS = ("/prompt_cache_key",)
+"""Members of requests that frameworks fill with random ids. They route a request to a cache, and no reply depends on them."""
 
 _active: list[str] = []
 

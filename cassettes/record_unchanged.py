@@ -1,0 +1,174 @@
+"""
+Records the tests of ``examples/unchanged_programs``: ``python cassettes/record_unchanged.py [FOLDER]``.
+
+The tests run in a process of their own, as a user runs them, with a key in the environment that is none. What they send to a
+provider goes to a server on this machine, which speaks the protocols of the providers and calls ``find_order`` once. This is done
+below the cassettes, so that they hold the providers' own addresses: some frameworks send more to those than to others.
+
+Programs whose framework is not installed are skipped, and their cassettes stay as they are.
+"""
+
+# ruff: noqa: INP001, T201 - a script that prints what it wrote
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from stepengine.testing import Cassette
+
+HERE = Path(__file__).resolve().parent
+UNCHANGED = HERE / "unchanged_programs"
+PROGRAMS = HERE.parent / "examples" / "unchanged_programs"
+SOURCE = (
+    "a server on the recording machine that speaks the protocol (cassettes/record_unchanged.py); no model was asked"
+)
+PATHS = {
+    "/v1/chat/completions": "openai_chat",
+    "/v1/responses": "openai",
+    "/v1/messages": "anthropic",
+    "/v1/models/": "google",
+}
+"""The wire by the start of a path."""
+HOSTS = ("api.openai.com", "api.anthropic.com", "generativelanguage.googleapis.com")
+REDIRECTION = """
+import importlib.util
+
+HOSTS, PORT = {hosts!r}, {port}
+
+def redirect(name):
+    module = importlib.import_module(name)
+    connect, connect_async = module.HTTPTransport.handle_request, module.AsyncHTTPTransport.handle_async_request
+
+    def moved(request):
+        if request.url.host not in HOSTS:
+            raise RuntimeError(f"the recording is made without a network, and a program asks for {{request.url}}")
+        there = request.url.copy_with(scheme="http", host="127.0.0.1", port=PORT)
+        return module.Request(request.method, there, headers=request.headers, content=request.read())
+
+    async def send_async(self, request):
+        await request.aread()
+        return await connect_async(self, moved(request))
+
+    module.HTTPTransport.handle_request = lambda self, request: connect(self, moved(request))
+    module.AsyncHTTPTransport.handle_async_request = send_async
+
+for library in ("httpx2", "httpx"):
+    if importlib.util.find_spec(library):
+        redirect(library)
+"""
+"""A ``conftest.py``: the transports of both libraries connect to the local server."""
+SECONDS = 300
+
+
+def load_wires() -> Any:
+    """Return the module ``record_wires``, which knows the protocols."""
+    name = "stepengine_record_wires"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, HERE / "record_wires.py")
+        assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - the file is in the repository
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+wires = load_wires()
+WIRES = {wire.name: wire for wire in wires.FOUR}
+CALL = wires.Said(calls=({"number": 17},), tool="find_order")
+ANSWER = wires.Said("Order 17 was shipped on Tuesday.")
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Calls the tool, and answers when a request holds the tool's result."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        """Answer one request, in a stream if it asks for one."""
+        body = self.rfile.read(int(self.headers["content-length"]))
+        wire = WIRES[next(name for start, name in PATHS.items() if self.path.startswith(start))]
+        said = ANSWER if b"shipped" in body else CALL
+        streamed = b'"stream":true' in body.replace(b" ", b"") or "streamGenerateContent" in self.path
+        answer = wire.answer(None, said, stream=streamed)
+        self.send_response(answer.status)
+        self.send_header("content-type", "text/event-stream" if answer.stream else "application/json")
+        self.send_header("content-length", str(len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write no log."""
+
+
+@contextmanager
+def serving() -> Iterator[int]:
+    """Serve on a free port of this machine for as long as the block lasts, and give the port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="order-server")
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def run_tests(folder: Path) -> None:
+    """
+    Run the tests of the programs in *folder* and record them.
+
+    Raises:
+        SystemExit: if a test fails.
+    """
+    variables = {
+        **{f"{name}_API_KEY": "local" for name in ("OPENAI", "ANTHROPIC", "GEMINI")},
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",  # it would report to its maker
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    unfit = ("CI", "STEPENGINE_RECORD")
+    kept = {
+        n: v for n, v in os.environ.items() if n not in unfit and not n.startswith("PYTEST_") and "_BASE_URL" not in n
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--stepengine-record=rewrite", "."],
+        cwd=folder, env={**kept, **variables}, capture_output=True, text=True, check=False, timeout=SECONDS,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+
+
+def record(folder: Path) -> list[Path]:
+    """Run the tests of all programs in a copy, and return the cassettes written into *folder*."""
+    written = []
+    with tempfile.TemporaryDirectory() as scratch, serving() as port:
+        copy = Path(scratch)
+        for file in PROGRAMS.glob("*.py"):
+            shutil.copy(file, copy)
+        (copy / "pytest.ini").write_text("[pytest]\n")
+        (copy / "conftest.py").write_text(REDIRECTION.format(hosts=HOSTS, port=port))
+        run_tests(copy)
+        for file in sorted((copy / "cassettes").rglob("*.yaml")):
+            target = folder / file.relative_to(copy / "cassettes")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            recorded = Cassette.load(file).interactions
+            Cassette([attrs.evolve(i, extras={**i.extras, "recorded_from": SOURCE}) for i in recorded]).save(target)
+            written.append(target)
+    return written
+
+
+if __name__ == "__main__":
+    for cassette in record(Path(sys.argv[1]) if sys.argv[1:] else UNCHANGED):
+        print(f"recorded {cassette}")
