@@ -33,6 +33,7 @@ from stepengine.data import (
     usage,
     waiting,
 )
+from stepengine.data.alike import list_names
 from stepengine.data.faults import fault, shown, within
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, mended, thaw
 from stepengine.data.transcript import Transcript
@@ -272,7 +273,11 @@ def _decode_object(data: object, allowed: tuple[type[object], ...] = (object,)) 
         raise fault(msg)
     cls = STORED.get(name)
     if cls is None or not issubclass(cls, allowed):
-        known = "" if allowed == (object,) else f"; it can be {[c.__name__ for c in allowed]}"
+        known = (
+            ""
+            if allowed == (object,)
+            else f"; it can be {list_names([c.__name__ for c in allowed], name, quoted=True)}"
+        )
         msg = f"unknown type {shown(name)}{known}"
         raise fault(msg)
     return _decode_members(data, cls, _SHAPES.get(cls) or _shape(cls))
@@ -285,7 +290,10 @@ def _decode_members(data: Any, cls: type[object], shape: _Shape) -> object:
             continue
         member = members.get(field)
         if member is None:
-            raise within(fault(f"unknown field of {shape.name}, which has {sorted(members)}"), f".{field}")
+            raise within(
+                fault(f"unknown field of {shape.name}, which has {list_names(sorted(members), field, quoted=True)}"),
+                f".{field}",
+            )
         try:
             values[field] = member.codec.decode(item)
         except DataError as error:
@@ -380,7 +388,7 @@ def _objects(classes: tuple[type[object], ...]) -> _Codec:
     def checked(value: object) -> object:
         if isinstance(value, classes):
             return value
-        msg = f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}"
+        msg = f"expected one of {list_names([c.__name__ for c in classes], quoted=True)}, not {shown(value)}"
         raise fault(msg)
 
     return _Codec(lambda value: _encode_object(checked(value)), lambda data: _decode_object(data, classes))
@@ -542,7 +550,7 @@ def _literal(values: tuple[object, ...], make: type[Enum] | None = None) -> _Cod
     def check(data: object) -> Any:
         if isinstance(data, str) and data in values:
             return make(data) if make else str.__str__(data)
-        msg = f"expected one of {list(values)}, not {shown(data)}"
+        msg = f"expected one of {list_names(map(str, values), data, quoted=True)}, not {shown(data)}"
         raise fault(msg)
 
     return _Codec(lambda value: str.__str__(check(value)), check)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.effects import RUNS, AskPerson, CallBody, CallModel, Spawn
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolResult
@@ -240,9 +241,7 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
         other = (
             "; models answer anew in a rerun: engine.rerun(journal, at=0, reuse=False)" if "call_model" in wrong else ""
         )
-        msg = (
-            f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {', '.join(KINDS)}{other}"
-        )
+        msg = f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {list_names(KINDS, wrong[0])}{other}"
         raise JournalError(msg)
     return frozenset([KINDS[name] for name in given])
 

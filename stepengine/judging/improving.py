@@ -21,6 +21,7 @@ from typing import Any, cast
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import canonical, compact
@@ -114,7 +115,7 @@ def problems_of(file: AgentFile, parts: Sequence[str], evaluation: Evaluation, b
         found.append(f"system_prompt: {file.fixed['system_prompt']}")
     names = {name for case in evaluation.cases for name in evaluation.checks_of(case)}
     if by != PASS and by not in names:
-        found.append(f"--by {by!r} names no check; there is {', '.join([PASS, *sorted(names)])}")
+        found.append(f"--by {by!r} names no check; there is {list_names([PASS, *sorted(names)], by)}")
     if by == PASS:
         alone = [case.id for case in evaluation.cases if not _functions(evaluation, case)]
         if alone:

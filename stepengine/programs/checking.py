@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.programs.check_workers import Checkout
 from stepengine.programs.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.programs.stubs import ALIASES, LONGEST_NAME, OURS, Function, Stubs
@@ -439,7 +440,7 @@ class _Walk:
             self.good_imports.add(node.lineno)
             return module in MODULES
         near = get_close_matches(module[:LONGEST_NAME], MODULES, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(sorted(MODULES))}"
+        hint = f"did you mean `{near[0]}`?" if near else f"there are {list_names(sorted(MODULES))}"
         self._say(node, f"there is no module `{module}` in a program; {hint}")
         return False
 

@@ -36,6 +36,7 @@ from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.scripts import ScriptFile, models_of_script
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import DataError, JournalError
 
@@ -177,7 +178,7 @@ def _select(evaluation: Evaluation, asked: EvaluateOptions) -> Evaluation:
         and (not asked.tags or {*asked.tags} & {*case.tags})
     ]
     if evaluation.cases and not cases:
-        msg = f"no case of {asked.file} is chosen by --case and --tag; it has {', '.join([c.id for c in evaluation.cases][:20])}"
+        msg = f"no case of {asked.file} is chosen by --case and --tag; it has {list_names([c.id for c in evaluation.cases], asked.cases[0] if asked.cases else '')}"
         raise UsageProblem(msg)
     sides = dict(evaluation.agents)
     if asked.sides:
