@@ -43,7 +43,7 @@ from stepengine.judging.evaluating import (
     EvaluationMode,
     Outcome,
     Sample,
-    evaluate,
+    run_samples,
     side_of,
 )
 from stepengine.judging.scoring import PASS, Pair, Scores, scores_of
@@ -228,7 +228,7 @@ class Trials:
         pages = [] if before is None else [_page(before, case, number)]
         buyer = self._buyer(_page(changes, case, number), case, pages)
         agents: dict[str, Any] = {SIDE: agent}
-        outcome = await evaluate(
+        outcome = await run_samples(
             attrs.evolve(self.evaluation, cases=[case], agents=agents), folder, self.bench, agents=agents, root=self.root,
             load=self.load, models=lambda _: buyer, n=number, concurrency=1, mode=EvaluationMode(earlier=folder),
         )  # fmt: skip

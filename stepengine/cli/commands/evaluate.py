@@ -200,7 +200,7 @@ def _refuse_problems(evaluation: Evaluation, asked: EvaluateOptions) -> None:
 
 
 def _outcome(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -> tuple[Path, Outcome]:
-    from stepengine.judging.evaluating import EvaluationMode, evaluate
+    from stepengine.judging.evaluating import EvaluationMode, run_samples
     from stepengine.testing import ScriptedModel
 
     root = Path(asked.file).resolve().parent
@@ -227,7 +227,7 @@ def _outcome(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -
     seed = same.get("seed", secrets.randbelow(MAX_SEED)) if asked.seed is None else asked.seed
     mode = EvaluationMode(Path(earlier) if earlier else None, recheck=bool(asked.recheck), keep=asked.keep)
     made = partial(
-        evaluate, evaluation, folder, agents_of.bench, agents=agents, root=root, load=agents_of.load, models=models, n=n, seed=seed,
+        run_samples, evaluation, folder, agents_of.bench, agents=agents, root=root, load=agents_of.load, models=models, n=n, seed=seed,
         concurrency=asked.concurrency, budget=purse.dollars, mode=mode, done=_progress(options),
     )  # fmt: skip
     return folder, to_the_end(made, [])
