@@ -613,11 +613,7 @@ PLACES = (
         ),
         (
             *("programs/checking.py:globals_of", "programs/checking.py:LINE", "programs/checking.py:NEWER"),
-            *(
-                "programs/checking.py:parsed",
-                "programs/checking.py:_Walk._judge_module",
-                "programs/checking.py:_Walk._unknown",
-            ),
+            *("programs/checking.py:parsed",),
         ),
         most=1 << 16,
     ),
@@ -660,7 +656,7 @@ PLACES = (
         as_a_function,
         (of("a"), of("_"), of(" "), of('"""'), of("\\"), of("é"), of("["), of("{'a':"), of("-"), of("\n"), of("a b")),
         (
-            *("programs/stubs.py:Stubs.search", "programs/stubs.py:Stubs.describe", "programs/stubs.py:Stubs._line"),
+            *("programs/stubs.py:Stubs.search", "programs/stubs.py:Stubs._line"),
             *("programs/stubs.py:_identifier", "programs/stubs.py:_unparse_body", "programs/stubs.py:_default"),
             "programs/stubs.py:_camel",
         ),
@@ -1821,7 +1817,6 @@ APART: dict[str, str] = {
     "cli/commands/improve.py:_PlannedSearch._source": "a file of the author's that was just loaded as code; UTF-8",
     "data/tools.py:PARAMETER": "what the author of a tool says that its calls are about",
     "engine/schedules.py:ID": "an id that the author of a schedule wrote; nothing in it is looked for twice",
-    "engine/planning.py:Planner._find_allowed": "the first 64 characters of an id that the body of a tool asked for",
     "tools/names.py:Bundled.says": "docstrings of this package",
     "tools/reference.py:_example": "docstrings of this package",
     "tools/shell/sandbox.py:_Bubblewrap.probe": "what bubblewrap said of a command of ours",
@@ -1850,7 +1845,6 @@ APART: dict[str, str] = {
     "models/openai_chat/request.py:_cache": "the name of a model, which its author gave",
     "models/openai_chat/request.py:_mark": "the name of a model, which its author gave",
     "cli/app.py:MARKUP": "help texts of this package",
-    "cli/commands/chat.py:Chat._command": "what a person typed, compared with names of ours",
     "cli/commands/debug.py:DebugSession._looked_in_child": "JSON that a process of this one just made, at most 64 KiB",
     "cli/commands/debug.py:DebugSession.fork": "JSON that a process of this one just made, at most 64 KiB",
     "cli/commands/debug.py:_edit_of": "what a person typed, or a file that the person named; too deep is text",

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition
 from stepengine.engine import Engine
 from stepengine.engine.loading import AgentPlace, load_agent
@@ -80,8 +81,8 @@ class EvaluationReport:
         for row in self.scores.rows:
             if (row.side, row.check) == (side, check):
                 return row.mean.mean
-        known = ", ".join([f"{row.side}.{row.check}" for row in self.scores.rows[:5]])
-        msg = f"the report has no check {check!r} of the agent {side!r}; it has {known or 'none'}"
+        known = list_names([f"{row.side}.{row.check}" for row in self.scores.rows], f"{side}.{check}")
+        msg = f"the report has no check {check!r} of the agent {side!r}; it has {known}"
         raise DataError(msg)
 
     def __str__(self) -> str:
