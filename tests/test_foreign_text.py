@@ -17,7 +17,6 @@ import ast
 import asyncio
 import base64
 import contextlib
-import difflib
 import gc
 import struct
 import sys
@@ -44,6 +43,7 @@ from stepengine.cli.commands.post import MAX_CHARS, message_in
 from stepengine.cli.screen.prompt import PASTE
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.context.project import TAGS
+from stepengine.data.alike import find_nearest
 from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.matching import BoundedMatcher
@@ -613,11 +613,7 @@ PLACES = (
         ),
         (
             *("programs/checking.py:globals_of", "programs/checking.py:LINE", "programs/checking.py:NEWER"),
-            *(
-                "programs/checking.py:parsed",
-                "programs/checking.py:_Walk._judge_module",
-                "programs/checking.py:_Walk._unknown",
-            ),
+            *("programs/checking.py:parsed",),
         ),
         most=1 << 16,
     ),
@@ -660,7 +656,7 @@ PLACES = (
         as_a_function,
         (of("a"), of("_"), of(" "), of('"""'), of("\\"), of("é"), of("["), of("{'a':"), of("-"), of("\n"), of("a b")),
         (
-            *("programs/stubs.py:Stubs.search", "programs/stubs.py:Stubs.describe", "programs/stubs.py:Stubs._line"),
+            *("programs/stubs.py:Stubs.search", "programs/stubs.py:Stubs._line"),
             *("programs/stubs.py:_identifier", "programs/stubs.py:_unparse_body", "programs/stubs.py:_default"),
             "programs/stubs.py:_camel",
         ),
@@ -757,9 +753,9 @@ PLACES = (
     ),
     Place(
         "name of a skill that is not there",
-        lambda name: difflib.get_close_matches(name, [f"{name[:40]}{n}" for n in range(200)], 3),
+        lambda name: find_nearest(name, [f"{name[:40]}{n}" for n in range(200)]),
         (of("a"), of("ab"), of("a-")),
-        ("system/skills.py:skill_named", "tools/reading_skills.py:skill_tool.skill"),
+        ("data/alike.py:find_nearest", "tools/reading_skills.py:skill_tool.skill"),
         most=64,
     ),
     Place(
@@ -1819,14 +1815,8 @@ APART: dict[str, str] = {
     "programs/checking.py:_diagnostics": "what a worker of ours says of a program of at most 64 KiB",
     "cli/journals.py:answer_with_result": "what a person typed",
     "cli/commands/improve.py:_PlannedSearch._source": "a file of the author's that was just loaded as code; UTF-8",
-    "data/alike.py:did_you_mean": "at most 100 characters of a word, compared with names of ours",
-    "data/checks.py:named_fields.__init__": "a keyword that an author wrote",
     "data/tools.py:PARAMETER": "what the author of a tool says that its calls are about",
-    "journal/places.py:likely": "a path that a person typed, compared with at most 1,000 names of files",
-    "machine/calls.py:hook_call": "a name that the author of a hook wrote",
-    "machine/calls.py:unavailable_here": "a name that the author of a handler wrote",
     "engine/schedules.py:ID": "an id that the author of a schedule wrote; nothing in it is looked for twice",
-    "engine/planning.py:Planner._find_allowed": "the first 64 characters of an id that the body of a tool asked for",
     "tools/names.py:Bundled.says": "docstrings of this package",
     "tools/reference.py:_example": "docstrings of this package",
     "tools/shell/sandbox.py:_Bubblewrap.probe": "what bubblewrap said of a command of ours",
@@ -1855,7 +1845,6 @@ APART: dict[str, str] = {
     "models/openai_chat/request.py:_cache": "the name of a model, which its author gave",
     "models/openai_chat/request.py:_mark": "the name of a model, which its author gave",
     "cli/app.py:MARKUP": "help texts of this package",
-    "cli/commands/chat.py:Chat._command": "what a person typed, compared with names of ours",
     "cli/commands/debug.py:DebugSession._looked_in_child": "JSON that a process of this one just made, at most 64 KiB",
     "cli/commands/debug.py:DebugSession.fork": "JSON that a process of this one just made, at most 64 KiB",
     "cli/commands/debug.py:_edit_of": "what a person typed, or a file that the person named; too deep is text",
@@ -1953,7 +1942,6 @@ APART: dict[str, str] = {
     "data/codec.py:_mapping.each": "`decode` of a codec of ours",
     "data/definition.py:CAPITAL": "keywords of a call that an author wrote; one place between two letters, nothing repeats",
     "data/definition.py:ID": "ids that authors give; its parts begin with different characters",
-    "data/definition.py:_closest_field": "keywords of a call that an author wrote",
     "data/state.py:AgentState.from_json": "values that were already parsed",
     "data/state.py:OWN_CALL_ID": "at most ten characters",
     "data/wire.py:_read_stored": "`from_json` of ours, which takes no text",

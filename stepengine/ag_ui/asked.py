@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.codec import plain
 from stepengine.data.events import Event, RunFinished
 from stepengine.data.hooks import Change, HookContext, Hooks
@@ -336,7 +337,7 @@ def _shared_state(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
         return {}
     others = sorted(set(state) - set(shares)) if isinstance(state, dict) else ["no object"]
     if others:
-        known = ", ".join(map(repr, shares)) or "none"
+        known = list_names(shares, others[0], quoted=True)
         msg = f"a page sent the state {others[0]!r:.80}, which is not shared; shared are: {known}"
         raise InputError(msg, issues=("state: only what is shared is taken",))
     try:

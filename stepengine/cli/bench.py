@@ -19,6 +19,7 @@ from stepengine.cli.approvals import is_judged
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import is_terminal
 from stepengine.cli.settings import Settings, UsageProblem
+from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
@@ -257,7 +258,7 @@ def _agent_models(options: Options, agents: list[AgentDefinition], *, is_new: bo
     """Return the models in place of those that agents name: those that were typed before those that are set."""
     typed, known = options.models, [normalised_id(agent.id) for agent in agents]
     if unknown := [name for name in typed if name and name not in known]:
-        msg = f"--model {unknown[0]}={typed[unknown[0]]} names no agent of this run; it has {', '.join(known)}"
+        msg = f"--model {unknown[0]}={typed[unknown[0]]} names no agent of this run; it has {list_names(known, unknown[0])}"
         raise UsageProblem(msg)
     chosen = {} if "" in typed or not is_new else options.settings.table("models")
     return {normalised_id(name): model for name, model in chosen.items()} | typed

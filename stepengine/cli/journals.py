@@ -23,6 +23,7 @@ from stepengine.cli.recording import find_recorded, latest, with_record
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode, is_in_code_mode
+from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike
@@ -200,14 +201,14 @@ def journal_at(text: str, *, sign: str = "") -> Journal:
     name, run = database or (text, "")
     if not Path(name).is_file():
         near = FileJournal(name).missing().beside
-        beside = f"; beside it: {', '.join(map(repr, near))}" if near else ""
+        beside = f"; beside it: {list_names(near, quoted=True)}" if near else ""
         msg = f"there is no journal {text!r}{beside}; `stepengine runs --all` lists the recorded runs"
         raise UsageProblem(msg)
     if database is None:
         return FileJournal(name, sign=sign or None)
     runs = SqliteJournal(name).runs()
     if run not in runs and (run or len(runs) != 1):
-        listed = ", ".join([f"{name}#{known}" for known in runs]) or "none"
+        listed = list_names([f"{name}#{known}" for known in runs], text)
         msg = f"{text!r} names no run; {name} holds: {listed}"
         raise UsageProblem(msg)
     return SqliteJournal(name, run or runs[0], sign=sign or None)

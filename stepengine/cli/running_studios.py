@@ -16,6 +16,7 @@ from typing import Any
 
 from stepengine.cli.recording import runs_folder
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.alike import list_names
 from stepengine.system.atomic import replace_path
 
 __all__ = ("announced_studio", "links_of_studios")
@@ -76,7 +77,7 @@ def links_of_studios(folder: Path) -> list[str]:
         else:
             others.append(str(told["folder"]))
     if not links:
-        known = f" Running: {', '.join(sorted(set(others)))}; name one as FOLDER." if others else ""
+        known = f" Running: {list_names(sorted(set(others)))}; name one as FOLDER." if others else ""
         msg = f"no studio of {str(folder.resolve())!r} is running.{known} `stepengine studio` starts one"
         raise UsageProblem(msg)
     return links

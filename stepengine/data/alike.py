@@ -1,13 +1,33 @@
-"""Which known word was probably meant by one that nobody knows. Pure."""
+"""Suggestions for unknown names in error messages: the nearest known names, and at most five of them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
-__all__ = ("did_you_mean",)
+__all__ = ("MAX_SUGGESTIONS", "did_you_mean", "find_nearest", "list_names")
 
-LONGEST = 100
-"""Characters of a word that are compared: how long that takes grows with their square."""
+MAX_SUGGESTIONS: Final = 5
+"""Names in one message: a longer list hides the one that the reader needs."""
+MAX_CHARS: Final = 100
+"""Characters of a word that are compared: the time for that grows with their square."""
+MAX_COMPARED: Final = 1_000
+"""Names that are compared with an unknown word."""
+
+
+def find_nearest(word: str, known: Iterable[str], *, alike: float = 0.6, n: int = MAX_SUGGESTIONS) -> tuple[str, ...]:
+    """
+    Return up to *n* known names that are similar to *word*, the most similar first.
+
+    Args:
+        word: The unknown name.
+        known: The known names.
+        alike: The lowest similarity of a returned name, from 0 to 1.
+        n: The largest number of names.
+    """
+    from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
+
+    return tuple(get_close_matches(word[:MAX_CHARS], list(dict.fromkeys(known))[:MAX_COMPARED], n=n, cutoff=alike))
 
 
 def did_you_mean(word: str, known: Iterable[str], *, alike: float = 0.6, otherwise: str = "") -> str:
@@ -15,12 +35,30 @@ def did_you_mean(word: str, known: Iterable[str], *, alike: float = 0.6, otherwi
     Return the end of a message about an unknown word: ``"; did you mean 'x'?"``.
 
     Args:
-        word: What was written.
-        known: What would have been fine.
-        alike: How near a known word has to be, from 0 to 1, to be named.
-        otherwise: What is returned where none is that near.
+        word: The unknown name.
+        known: The known names.
+        alike: The lowest similarity of a suggested name, from 0 to 1.
+        otherwise: The text that is returned if no name is that similar.
     """
-    from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
-
-    near = get_close_matches(word[:LONGEST], list(known), n=1, cutoff=alike)
+    near = find_nearest(word, known, alike=alike, n=1)
     return f"; did you mean {near[0]!r}?" if near else otherwise
+
+
+def list_names(known: Iterable[str], near: object = "", *, quoted: bool = False, none: str = "none") -> str:
+    """
+    Return known names for an error message, at most five: ``"a, b, c, d, e and 27 more"``.
+
+    Up to five names keep their order. Of more names the ones that are similar to *near* come first.
+
+    Args:
+        known: The known names.
+        near: The unknown name that the message reports; what is no text is ignored.
+        quoted: Whether each name is shown in quotes.
+        none: The text for no names at all.
+    """
+    names = list(dict.fromkeys(known))
+    if len(names) > MAX_SUGGESTIONS and isinstance(near, str):
+        names = list(dict.fromkeys([*find_nearest(near, names), *names]))
+    shown = ", ".join([repr(name) if quoted else name for name in names[:MAX_SUGGESTIONS]])
+    more = len(names) - MAX_SUGGESTIONS
+    return f"{shown} and {more:,} more" if more > 0 else shown or none

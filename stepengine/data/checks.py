@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import attrs
 
+from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.faults import shown
 from stepengine.errors import DefinitionError, StepEngineError
 
@@ -73,15 +74,13 @@ def named_fields(cls: type[T]) -> type[T]:
         try:
             init(self, *args, **kwargs)
         except TypeError:
-            from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
-
             fields = [field.alias for field in attrs.fields(made) if field.init]
             unknown = next((name for name in kwargs if name not in fields), None)
             if unknown is None:
                 raise
-            near = get_close_matches(unknown, fields, n=1)
+            near = find_nearest(unknown, fields, n=1)
             hint = f"did you mean {near[0]!r}? It takes" if near else "it takes"
-            msg = f"{made.__name__} takes no {unknown!r}; {hint}: {', '.join(fields)}"
+            msg = f"{made.__name__} takes no {unknown!r}; {hint}: {list_names(fields)}"
             raise UnknownField(msg) from None
 
     made.__init__ = __init__

@@ -21,6 +21,7 @@ import attrs
 
 from stepengine import errors
 from stepengine.data import messages, models
+from stepengine.data.alike import list_names
 from stepengine.data.faults import fault, shown, within
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, mended, thaw
 from stepengine.data.stored import STORED_TYPES, StoredType
@@ -237,7 +238,9 @@ def _decode_object(data: object, allowed: tuple[type[object], ...] = (object,)) 
         raise fault(msg)
     cls = STORED.get(tag)
     if cls is None or not issubclass(cls, allowed):
-        known = "" if allowed == (object,) else f"; it can be {[_name(c) for c in allowed]}"
+        known = (
+            "" if allowed == (object,) else f"; it can be {list_names([_name(c) for c in allowed], tag, quoted=True)}"
+        )
         msg = f"unknown type {shown(tag)}{known}"
         raise fault(msg)
     return _decode_members(data, cls, _SHAPES.get(cls) or _shape(cls))
@@ -250,7 +253,10 @@ def _decode_members(data: Any, cls: type[object], shape: _Shape) -> object:
             continue
         member = members.get(name)
         if member is None:
-            raise within(fault(f"unknown member of {shape.tag!r}, which has {sorted(members)}"), f".{name}")
+            raise within(
+                fault(f"unknown member of {shape.tag!r}, which has {list_names(sorted(members), name, quoted=True)}"),
+                f".{name}",
+            )
         try:
             values[member.field] = member.codec.decode(item)
         except DataError as error:
@@ -356,7 +362,7 @@ def _objects(classes: tuple[type[object], ...]) -> _Codec:
     def checked(value: object) -> object:
         if isinstance(value, classes):
             return value
-        msg = f"expected one of {[_name(c) for c in classes]}, not {shown(value)}"
+        msg = f"expected one of {list_names([_name(c) for c in classes], quoted=True)}, not {shown(value)}"
         raise fault(msg)
 
     return _Codec(lambda value: _encode_object(checked(value)), lambda data: _decode_object(data, classes))
@@ -518,7 +524,7 @@ def _literal(values: tuple[object, ...], make: type[Enum] | None = None) -> _Cod
     def check(data: object) -> Any:
         if isinstance(data, str) and data in values:
             return make(data) if make else str.__str__(data)
-        msg = f"expected one of {list(values)}, not {shown(data)}"
+        msg = f"expected one of {list_names(map(str, values), data, quoted=True)}, not {shown(data)}"
         raise fault(msg)
 
     return _Codec(lambda value: str.__str__(check(value)), check)

@@ -13,6 +13,7 @@ import attrs
 from attrs import frozen
 from typing_extensions import TypeVar
 
+from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.checks import FLAG, Fine, an_instance, fine, or_none
 from stepengine.data.functions import is_async, is_generator_function, location_of, takes_one_argument, unwrapped
 from stepengine.data.hooks import HookContext, Hooks, StepContext
@@ -243,7 +244,7 @@ class AgentDefinition(Generic[Out]):
             known = [field.name for field in attrs.fields(AgentDefinition)]
             meant = [_closest_field(name, known) for name in unknown]
             hint = f"; you may mean {', '.join(filter(None, meant))}" if any(meant) else ""
-            msg = f"agent {id!r} takes no {', '.join(map(repr, unknown))}{hint}; it takes: {', '.join(known)}"
+            msg = f"agent {id!r} takes no {', '.join(map(repr, unknown))}{hint}; it takes: {list_names(known)}"
             raise DefinitionError(msg)
         self.__attrs_init__(
             id=id,
@@ -320,10 +321,8 @@ def _input_schema(value: Any) -> InputSchema | None:
 
 def _closest_field(name: str, known: Sequence[str]) -> str:
     """Return what was probably meant by a field that does not exist; ``""`` when nothing is like it."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
-
     ours = CAPITAL.sub("_", name).lower()
-    return ELSEWHERE.get(ours) or next(iter(get_close_matches(ours, known, n=1, cutoff=NEAR)), "")
+    return ELSEWHERE.get(ours) or next(iter(find_nearest(ours, known, alike=NEAR)), "")
 
 
 def _members(agent_id: object, field: str, value: object) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Generic, get_origin, get_type_hints
 
 from typing_extensions import ParamSpec, TypeVar
 
+from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.errors import ToolError
@@ -31,7 +32,7 @@ def bound(name: str, signature: inspect.Signature, /, *args: object, **kwargs: o
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as error:
-        msg = f"{name}: {error}; it takes: {', '.join(signature.parameters) or 'nothing'}"
+        msg = f"{name}: {error}; it takes: {list_names(signature.parameters, none='nothing')}"
         raise TypeError(msg) from None
 
 

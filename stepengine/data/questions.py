@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.functions import takes_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import strings
@@ -181,14 +182,14 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
         return f"{said} has a result, but it is to a question that is about no effect in doubt"
     unknown = [option for option in answer.selected if option not in question.options]
     if unknown:
-        return f"{said} selects {unknown}; its options are {list(question.options)}"
+        return f"{said} selects {unknown}; its options are [{list_names(question.options, unknown[0], quoted=True)}]"
     if len(answer.selected) > 1 and not question.multi_select:
         return f"{said} selects {len(answer.selected)} options; only one can be chosen"
     if question.number and not answer.selected and not answer.declined:
         return _number_problem(answer, question, said)
     if answer.selected or answer.declined or is_permission or question.allow_text or not question.options:
         return None
-    return f"{said} is {_cut(answer.text)!r}, which is none of its options: {', '.join(map(repr, question.options))}"
+    return f"{said} is {_cut(answer.text)!r}, which is none of its options: {list_names(question.options, answer.text, quoted=True)}"
 
 
 def _cut(text: str) -> str:
@@ -216,7 +217,9 @@ def _number_problem(answer: Answer, question: Question, said: str) -> str | None
     if is_fine:
         return None
     what = "a whole number from 1" if question.number == "whole" else "a number above 0"
-    return f"{said} is {_cut(answer.value)!r}; it is {', '.join(map(repr, question.options))} or {what}"
+    return (
+        f"{said} is {_cut(answer.value)!r}; it is {list_names(question.options, answer.value, quoted=True)} or {what}"
+    )
 
 
 def _covers_problem(answer: Answer, question: Question) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from stepengine.data.ai_sdk import LIFETIMES, plain_message
+from stepengine.data.alike import list_names
 from stepengine.data.faults import fault, shown, within
 from stepengine.data.json import JsonValue, freeze_object, text_of, thaw
 from stepengine.data.messages import (
@@ -146,7 +147,7 @@ def _refuse_others(message: Mapping[str, object], role: str) -> None:
     """Refuse members that are not read, but for those that hold nothing."""
     for name in message.keys() - MEMBERS[role] - ABOUT_A_REPLY - TAGGING - {"role", "content"}:
         if message[name] not in (None, "", [], (), {}):
-            known = ", ".join(["content", *sorted(MEMBERS[role])])
+            known = list_names(["content", *sorted(MEMBERS[role])], name)
             msg = f"a message of role {role!r} may have {known}, and not this"
             raise within(fault(msg), f".{name}")
 

@@ -18,6 +18,7 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.json import canonical, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike, Question, answer_problem
@@ -960,7 +961,7 @@ def _check(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: 
     known = {question.id: question for asked in open_ for question in asked.questions}
     for key, value in answers.items():
         if key not in known:
-            listed = ", ".join([f"{q.id!r} ({q.text})" for q in known.values()]) or "none"
+            listed = list_names([f"{q.id!r} ({q.text})" for q in known.values()])
             msg = f"{key!r} is not an open question of this run; open are: {listed}"
             raise AnswerRejected(msg)
         problem = answer_problem(value, known[key])

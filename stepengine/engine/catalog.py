@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import attrs
 from attrs import frozen
 
-from stepengine.data.alike import did_you_mean
+from stepengine.data.alike import did_you_mean, list_names
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
@@ -242,9 +242,9 @@ class Catalog:
             raise AgentError(msg)
         known = self._agents.get(normalised_id(agent)) or self._find_published(agent)
         if known is None:
-            ids = ", ".join([repr(d.id) for d in self.definitions])
+            ids = list_names([d.id for d in self.definitions], agent, quoted=True)
             hint = "" if for_models else _no_agent(agent, self._agents)
-            msg = f"no agent has the id {agent!r}; known are: {ids or 'none'}{hint}"
+            msg = f"no agent has the id {agent!r}; known are: {ids}{hint}"
             raise AgentError(msg)
         return known
 
@@ -529,7 +529,7 @@ def _judging(policy: Policy, known: Mapping[str, ToolBinding]) -> Callable[[Hook
 def _spawnable(definition: AgentDefinition, wanted: str, ids: Mapping[str, object]) -> str:
     key = matching_id(wanted, ids)
     if key is None:
-        known = f"known are: {', '.join(ids)}{_no_agent(wanted, ids)}"
+        known = f"known are: {list_names(ids, wanted)}{_no_agent(wanted, ids)}"
         msg = f"agent {definition.id!r} may spawn {wanted!r}, which no agent is called; {known}"
         raise DefinitionError(msg)
     return key
@@ -615,7 +615,7 @@ def _agent_used(
     if key is None:
         msg = (
             f"the tool {by!r} of agent {definition.id!r} uses {wanted!r}, which no tool and no agent is called; tools are: "
-            f"{', '.join(sorted(tools))}; agents are: {', '.join(ids)}{did_you_mean(wanted, [*tools, *ids])}"
+            f"{list_names(sorted(tools), wanted)}; agents are: {list_names(ids, wanted)}{did_you_mean(wanted, [*tools, *ids])}"
         )
         raise DefinitionError(msg)
     return key
@@ -788,7 +788,7 @@ def _twice(agent_id: str) -> DefinitionError:
 def _no_tools(definition: AgentDefinition, names: Sequence[str], known: Iterable[str]) -> DefinitionError:
     """Return the error for tools that an agent lists and nobody gave; of those of the package it says what gives them."""
     bundled, strange = [n for n in names if n in MAKERS], [n for n in names if n not in MAKERS]
-    parts = [f"which the engine was not given; available are: {', '.join(sorted(known))}"]
+    parts = [f"which the engine was not given; available are: {list_names(sorted(known), names[0])}"]
     if bundled:
         parts.append(f"{_all_of(bundled)} with stepengine: give the engine {line_for(bundled)}")
     all_known = [*known, *MAKERS]

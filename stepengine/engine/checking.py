@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepengine.data.alike import list_names
 from stepengine.data.checks import FLAG, TEXT, Fine, an_instance, or_none
 from stepengine.data.hooks import Hooks
 from stepengine.engine.options import AGENT_MODELS, LIMITS, SessionsLike
@@ -100,7 +101,7 @@ def check_engine(arguments: Mapping[str, Any]) -> None:
         DefinitionError: saying what would have been fine.
     """
     for name in arguments["unknown"]:
-        known = ", ".join([each for each in arguments if each not in ("self", "unknown")])
+        known = list_names([each for each in arguments if each not in ("self", "unknown")], name)
         msg = f"an Engine takes no {name!r}; it takes: {known}"
         raise DefinitionError(msg)
     for problem in filter(
@@ -134,7 +135,7 @@ def rates_of(given: RateLimitsLike, models: Models, clock: Clock) -> RateLimits 
         return None
     unknown = [] if isinstance(given, RateLimit) else [name for name in given if name not in models.providers]
     if unknown:
-        known = ", ".join([repr(name) for name in models.providers])
+        known = list_names(models.providers, unknown[0], quoted=True)
         msg = f"rate_limits names the provider {unknown[0]!r}, which is not registered; registered are: {known}"
         raise DefinitionError(msg)
     return RateLimits(given, clock)

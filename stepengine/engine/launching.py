@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.definition import normalised_id
 from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
@@ -428,7 +429,7 @@ class Launcher:
         known = {"", *[normalised_id(one.definition.id) for one in (request.agent, *request.agent.family)]}
         for agent in own:
             if agent not in known:
-                msg = f"agent_models names {agent!r}, which does not run here; {', '.join(sorted(known - {''}))} would"
+                msg = f"agent_models names {agent!r}, which does not run here; {list_names(sorted(known - {''}), agent)} would"
                 raise InputError(msg, issues=(msg,))
         # A model for all is for those, too, that had one of their own when the run was recorded.
         return own if "" in own else {**recorded.own, **own}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import attrs
 from attrs import frozen
 
-from stepengine.data.alike import did_you_mean
+from stepengine.data.alike import did_you_mean, list_names
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolLike
@@ -124,7 +124,7 @@ class AgentPlace:
         chosen = [agent for agent in found if normalised_id(agent.id) == self.id] if self.id else found
         if len(chosen) == 1:
             return chosen[0]
-        held = ", ".join([repr(agent.id) for agent in found])
+        held = list_names([agent.id for agent in found], self.id or "", quoted=True)
         if self.id:
             msg = f"{self.file} holds no agent {self.id!r}; it holds {held}"
         else:

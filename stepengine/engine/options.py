@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
+from stepengine.data.alike import list_names
 from stepengine.data.checks import FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
@@ -309,7 +310,7 @@ def read_options(method: str, kind: type[Any], options: Mapping[str, Any]) -> di
     for name in options:
         if name not in kind.__annotations__:
             hint = MODEL_HINT if name == "model" else ""
-            msg = f"{method}() takes no {name!r}; its options are: {', '.join(kind.__annotations__)}{hint}"
+            msg = f"{method}() takes no {name!r}; its options are: {list_names(kind.__annotations__, name)}{hint}"
             raise InputError(msg, issues=(f"{name} is not an option",))
     issues = [what.problem(name, options[name]) for name, what in RUN.items() if name in options]
     for issue in filter(None, issues):

@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id, parts_of_id
 from stepengine.data.tools import ToolLike
 from stepengine.engine import trust
@@ -418,7 +419,10 @@ def _object(value: object, where: str, *known: str) -> dict[str, Any]:
         msg = f"{where} is {_short(value)}, and no object"
         raise DefinitionError(msg)
     strange = [key for key in value if key not in known]
-    _expect(not strange, f"{where} has {_short(strange[:1])}, which is not known; known are {', '.join(known)}")
+    _expect(
+        not strange,
+        f"{where} has {_short(strange[:1])}, which is not known; known are {list_names(known, strange[0] if strange else '')}",
+    )
     return value
 
 

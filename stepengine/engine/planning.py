@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
-from difflib import get_close_matches
 from functools import lru_cache, partial
 from random import Random
 from threading import get_ident
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.effects import CallBody, Spawn
 from stepengine.data.events import LogLine
@@ -485,7 +485,7 @@ class Planner:
         if key is None:
             if parent.body is not None:
                 # The name is cut because it comes from a model: the cost of comparing grows with its square.
-                near = get_close_matches(effect.agent_id[:64], agents, n=1)
+                near = find_nearest(effect.agent_id[:64], agents, n=1)
                 meant = f"; did you mean {near[0]!r}? Else" if near else ";"
                 hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
                 raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)

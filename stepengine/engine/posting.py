@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from stepengine.data.alike import list_names
 from stepengine.data.codec import bare
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, answered
 from stepengine.data.yields import a_topic
@@ -36,7 +37,6 @@ __all__ = (
 
 
 SHOWN = 200
-LISTED = 20
 
 
 async def post(
@@ -114,7 +114,7 @@ def fitting_answers(
     for name, value in answers.items():
         question = questions.get(name)
         if question is None:
-            there = f"open are: {', '.join(map(repr, questions))}" if questions else "none is open"
+            there = f"open are: {list_names(questions, name, quoted=True)}" if questions else "none is open"
             msg = f"no question {name[:SHOWN]!r} is open ({there}); nothing was taken"
             raise AnswerRejected(msg)
         answer = answered(value, question)
@@ -176,9 +176,9 @@ def _call_of(history: History, call_id: str, path: str | None) -> tuple[str, int
     waiting = {a: str(history.form(i)["tool_call_id"]) for a, i in calls}
     found = [a for a, name in waiting.items() if name == call_id and path in (None, a[0])]
     if len(found) != 1:
-        listed = ", ".join([f"{name[:SHOWN]!r} at path {a[0]!r}" for a, name in list(waiting.items())[:LISTED]])
+        listed = list_names([f"{name[:SHOWN]!r} at path {a[0]!r}" for a, name in waiting.items()])
         what = "waits for its result" if not found else "is one call: several wait, and a path says which"
-        msg = f"no call {call_id[:SHOWN]!r} {what}; waiting are: {listed or 'none'}"
+        msg = f"no call {call_id[:SHOWN]!r} {what}; waiting are: {listed}"
         raise ToolError(msg)
     return found[0]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import attrs
 from attrs import frozen
 
-from stepengine.data.alike import did_you_mean
+from stepengine.data.alike import did_you_mean, list_names
 from stepengine.data.checks import FLAG, TEXT, Fine, fine, named_fields, one_of, written
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.json import JsonDict, freeze_object, thaw
@@ -264,7 +264,7 @@ def _read(cron: str) -> str:
         raise DefinitionError(msg)
     line = NAMED.get(cron.strip().lower(), " ".join(cron.split()))
     if line.startswith("@"):
-        msg = f"Schedule(cron={cron!r}): there is no such word; there are {', '.join(NAMED)}{did_you_mean(line, list(NAMED))}"
+        msg = f"Schedule(cron={cron!r}): there is no such word; there are {list_names(NAMED, line)}{did_you_mean(line, list(NAMED))}"
         raise DefinitionError(msg)
     fields = line.split()
     if len(fields) != len(FIELDS.split(", ")):

@@ -916,7 +916,10 @@ class _Noted:
         return self._tell(said)
 
     def _tell(self, said: object) -> object:
-        self._note(HookCall(self._point, self.__qualname__, said))
+        # A hook of the engine's own that changed nothing is no part of what an author wrote.
+        is_ours = str(getattr(self._hook, "__module__", "")).startswith("stepengine.")
+        if said is not None or not is_ours:
+            self._note(HookCall(self._point, self.__qualname__, said))
         return said
 
     def __getattr__(self, name: str) -> Any:

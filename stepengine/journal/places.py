@@ -15,11 +15,11 @@ import re
 import socket
 import stat
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
+from stepengine.data.alike import MAX_SUGGESTIONS, find_nearest
 from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
 from stepengine.system.after_fork import Lock, renews
 from stepengine.system.atomic import make_folder
@@ -50,7 +50,6 @@ __all__ = (
 )
 
 OWNER_ONLY = 0o600
-SHOWN_NAMES = 5
 COMPARED = 1_000
 TO_RECORD = "record one with engine.run(..., journal=...)"
 FOLDER = 0o700
@@ -180,8 +179,7 @@ def missing_file(path: Path) -> JournalMissing:
 def likely(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return up to five names, those that look like the wanted one first."""
     known = sorted(islice(names, COMPARED))
-    near = get_close_matches(wanted, known, SHOWN_NAMES)
-    return tuple([*near, *[name for name in known if name not in near]][:SHOWN_NAMES])
+    return tuple(dict.fromkeys([*find_nearest(wanted, known), *known]))[:MAX_SUGGESTIONS]
 
 
 def listed(names: Sequence[str], count: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.alike import list_names
 from stepengine.data.effects import CallFunction, CallTool
 from stepengine.data.json import ABSENT, compact, freeze, thaw
 from stepengine.data.messages import ToolResult
@@ -92,7 +93,7 @@ def _why(history: History, key: str) -> str:
 
 
 def _list_waiting(waiting: Mapping[str, Question]) -> str:
-    return ", ".join([f"{q.id!r} ({q.text[:SHOWN_CHARS]})" for q in waiting.values()]) or "none"
+    return list_names([f"{q.id!r} ({q.text[:SHOWN_CHARS]})" for q in waiting.values()])
 
 
 def _check_answer(question: Question, answer: object) -> None:
@@ -140,7 +141,7 @@ def _check_decision(history: History, key: str, answer: object) -> None:
     """Raise unless *answer* says whether an effect in doubt is done again; what is not a clear word must not decide that."""
     known = [question.id for question in doubts(history)]
     if key not in (*known, *[question.id for question in waiting_calls(history)]):
-        msg = f"{key!r} is not an effect in doubt of this run; in doubt are: {', '.join(known) or 'none'}"
+        msg = f"{key!r} is not an effect in doubt of this run; in doubt are: {list_names(known, key)}"
         raise AnswerRejected(msg)
     if isinstance(answer, Answer) and answer.result is not ABSENT:
         _check_taken(history, key, answer)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.effects import EFFECT_KINDS, RUNS, AskPerson, CallBody, CallModel, Spawn
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolResult
@@ -240,7 +241,7 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
         other = (
             "; models answer anew in a rerun: engine.rerun(journal, at=0, reuse=False)" if "model_call" in wrong else ""
         )
-        msg = f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {', '.join(LIVE_KINDS)}{other}"
+        msg = f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {list_names(LIVE_KINDS, wrong[0])}{other}"
         raise JournalError(msg)
     return frozenset(given)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from stepengine.data.alike import list_names
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal.following import BytesBehind, ByteTail, Tail
 from stepengine.journal.held import HeldFile, opened_with_room
@@ -191,7 +192,7 @@ class SqliteJournal(Journal):
         if not known:
             raise self.missing()
         if len(known) != 1:
-            listed = ", ".join(known[:10]) or "none"
+            listed = list_names(known)
             msg = (
                 f"{self.path} is a file of many runs; say which with SqliteJournal(path, run=...). There are: {listed}"
             )

@@ -36,6 +36,7 @@ from stepengine.judging.criteria import (
 )
 from stepengine.judging.debugger import debug
 from stepengine.judging.evaluating import Evaluation
+from stepengine.judging.evaluation_report import EvaluationReport, evaluate, evaluate_sync
 from stepengine.judging.improving import Trials
 from stepengine.judging.viewing.rendering import render_run
 
@@ -44,6 +45,7 @@ __all__ = (
     "Case",
     "Criterion",
     "Evaluation",
+    "EvaluationReport",
     "JudgedRun",
     "MadeCall",
     "Trials",
@@ -54,6 +56,8 @@ __all__ = (
     "contains",
     "debug",
     "equals",
+    "evaluate",
+    "evaluate_sync",
     "fits",
     "judge",
     "matches",

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.tools import ToolLike
 from stepengine.engine.loading import AgentPlace, agents_with
@@ -129,9 +130,7 @@ class AgentFile:
         text = self.source
         for name in changes:
             if name not in self.parts:
-                msg = (
-                    f"{self.file} has no part {name!r} that could be changed; it has {', '.join(self.parts) or 'none'}"
-                )
+                msg = f"{self.file} has no part {name!r} that could be changed; it has {list_names(self.parts, name)}"
                 raise DataError(msg)
             if problem := self.parts[name].problem(changes[name]):
                 raise DataError(problem)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, Self
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult
@@ -836,7 +837,7 @@ class Debugger:
         """
         if not any(intent.path == path for intent in self.stepper.history.intents.values()):
             paths = sorted({i.path for i in self.stepper.history.intents.values() if i.path})
-            msg = f"there is no run at {path[:80]!r}; there are: {', '.join(paths[:20]) or 'none but the root'}"
+            msg = f"there is no run at {path[:80]!r}; there are: {list_names(paths, path, none='none but the root')}"
             raise JournalError(msg)
         self._inside = path
         mine = [n for n in range(self.last + 1) if self._is_inside(n)]

@@ -1,7 +1,7 @@
 """
 Evaluations: agents, or versions of one, on the same cases, where every answer is a journal.
 
-An evaluation is written by its author; ``evaluate`` runs what is needed of it. Samples are interleaved over the sides and
+An evaluation is written by its author; ``run_samples`` runs what is needed of it. Samples are interleaved over the sides and
 recorded one by one, each with a note of the files that its run left, so that a sample that is still as it would be now is
 read again instead of run again, and a changed check asks no model. What the samples say is counted in ``scoring``.
 """
@@ -69,7 +69,7 @@ from stepengine.judging.criteria import (
 )
 from stepengine.judging.rerun import at_once, in_program_order
 
-__all__ = ("EngineMaker", "Evaluation", "EvaluationMode", "Outcome", "Sample", "Score", "evaluate")
+__all__ = ("EngineMaker", "Evaluation", "EvaluationMode", "Outcome", "Sample", "Score", "run_samples")
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_FILES = 20_000
@@ -473,7 +473,7 @@ class EvaluationMode:
     keep: bool = False
 
 
-async def evaluate(
+async def run_samples(
     evaluation: Evaluation,
     folder: Path,
     bench: EngineMaker,

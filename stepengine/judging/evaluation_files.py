@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.alike import list_names
 from stepengine.data.limits import Limits
 from stepengine.errors import DataError, StepEngineError
 from stepengine.judging import criteria
@@ -94,7 +95,7 @@ class _EvaluationReader:
     def _make(self, kind: type[Any], given: Mapping[str, object], where: str) -> Any:
         known = [field.name for field in attrs.fields(kind)]
         unknown = [str(name) for name in given if name not in known]
-        self.problems += [f"{where}: there is no {name!r}; there is {', '.join(known)}" for name in unknown]
+        self.problems += [f"{where}: there is no {name!r}; there is {list_names(known, name)}" for name in unknown]
         try:
             return kind(**{name: value for name, value in given.items() if name in known})
         except (TypeError, ValueError, StepEngineError) as error:
@@ -123,7 +124,7 @@ class _EvaluationReader:
         maker = MAKERS.get(name) if isinstance(name, str) else None
         if maker is None:
             self.problems.append(
-                f"{where}: {told!r} is not a check; one is like 'contains: word', of {', '.join(MAKERS)}"
+                f"{where}: {told!r} is not a check; one is like 'contains: word', of {list_names(MAKERS, name)}"
             )
             return None
         try:

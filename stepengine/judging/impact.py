@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunStatus
@@ -504,7 +505,7 @@ class ImpactGate:
         """
         found = GATE.fullmatch(text[:100])
         if found is None or found[1] not in NAMES:
-            msg = f"{text[:100]!r} is no condition; one is a name, a sign and a number, such as 'changed > 0.1'. Names: {', '.join(NAMES)}"
+            msg = f"{text[:100]!r} is no condition; one is a name, a sign and a number, such as 'changed > 0.1'. Names: {list_names(NAMES, text[:100].split(' ', maxsplit=1)[0])}"
             raise DataError(msg)
         return cls(found[1], found[2], float(found[3]))
 

@@ -21,6 +21,7 @@ from typing import Any, cast
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import canonical, compact
@@ -42,7 +43,7 @@ from stepengine.judging.evaluating import (
     EvaluationMode,
     Outcome,
     Sample,
-    evaluate,
+    run_samples,
     side_of,
 )
 from stepengine.judging.scoring import PASS, Pair, Scores, scores_of
@@ -114,7 +115,7 @@ def problems_of(file: AgentFile, parts: Sequence[str], evaluation: Evaluation, b
         found.append(f"system_prompt: {file.fixed['system_prompt']}")
     names = {name for case in evaluation.cases for name in evaluation.checks_of(case)}
     if by != PASS and by not in names:
-        found.append(f"--by {by!r} names no check; there is {', '.join([PASS, *sorted(names)])}")
+        found.append(f"--by {by!r} names no check; there is {list_names([PASS, *sorted(names)], by)}")
     if by == PASS:
         alone = [case.id for case in evaluation.cases if not _functions(evaluation, case)]
         if alone:
@@ -227,7 +228,7 @@ class Trials:
         pages = [] if before is None else [_page(before, case, number)]
         buyer = self._buyer(_page(changes, case, number), case, pages)
         agents: dict[str, Any] = {SIDE: agent}
-        outcome = await evaluate(
+        outcome = await run_samples(
             attrs.evolve(self.evaluation, cases=[case], agents=agents), folder, self.bench, agents=agents, root=self.root,
             load=self.load, models=lambda _: buyer, n=number, concurrency=1, mode=EvaluationMode(earlier=folder),
         )  # fmt: skip

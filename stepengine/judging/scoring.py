@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.errors import DataError
 from stepengine.judging.evaluating import Evaluation, Outcome, Sample
 from stepengine.judging.statistics import FEWEST_CASES, Estimate, Ratio, by_case, holm, log_ratio, mean_of, paired, rate
@@ -436,7 +437,7 @@ class GateNames:
             rest = name.removeprefix(f"{called}.")
             if rest != name and rest in self.checks:
                 return SideCheck(side, rest)
-        msg = f"the gate names {name!r}; sides are {', '.join(self.sides)}; what is measured: {', '.join(self.checks)}"
+        msg = f"the gate names {name!r}; sides are {list_names(self.sides, name)}; what is measured: {list_names(self.checks, name)}"
         raise DataError(msg)
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from stepengine.data.json import ABSENT
 from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
 from stepengine.redaction import Redactor, is_secret_variable, redactor_for
@@ -147,6 +148,8 @@ class SafeTexts:
     def _leaf(self, value: object) -> str | None:
         """Return a value that holds no others; ``None`` for one that does, or that is somebody's own."""
         kind = type(value)
+        if value is ABSENT:
+            return "(absent)"
         if value is None or kind is bool:
             return str(value)
         if _is(value, enum.Enum):
@@ -269,8 +272,10 @@ def _fields(value: Any) -> _OpenedValue | None:
         names = [name for name, field in kind.__pydantic_fields__.items() if field.repr]
     else:
         return None
-    pairs = ((f"{name}=", object.__getattribute__(value, name)) for name in names if _has(value, name))
-    return _OpenedValue(f"{kind.__name__}(", ")", pairs, len(names))
+    pairs = [(f"{name}=", object.__getattribute__(value, name)) for name in names if _has(value, name)]
+    # A field without a value is no part of what an author sees.
+    pairs = [(name, member) for name, member in pairs if member is not ABSENT]
+    return _OpenedValue(f"{kind.__name__}(", ")", iter(pairs), len(pairs))
 
 
 def _has(value: object, name: str) -> bool:

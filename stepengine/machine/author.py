@@ -14,7 +14,7 @@ from itertools import islice
 from types import CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 
-from stepengine.data.alike import did_you_mean
+from stepengine.data.alike import did_you_mean, list_names
 from stepengine.data.functions import innermost_own, is_thrown_away
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import NOT_AWAITED, JsonDict
@@ -187,9 +187,9 @@ def _suggest_keyword(kind: type, word: str) -> str:
     names = [p.name for p in signature(kind).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     near = did_you_mean(word, names).removeprefix("; ")
     return (
-        " It takes: ".join([part for part in (near, ", ".join(names)) if part])
+        " It takes: ".join([part for part in (near, list_names(names)) if part])
         if near
-        else f"it takes: {', '.join(names)}"
+        else f"it takes: {list_names(names)}"
     )
 
 

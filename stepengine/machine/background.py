@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from stepengine.data.alike import list_names
 from stepengine.data.waiting import ChildRef
 from stepengine.errors import AgentError
 
@@ -44,7 +45,7 @@ class Background:
         """
         if self._refs.get(ref.path) == ref:
             return ref.path
-        known = ", ".join([f"{one.agent_id!r} at {one.path!r}" for one in self._refs.values()]) or "none"
+        known = list_names([f"{one.agent_id!r} at {one.path!r}" for one in self._refs.values()])
         msg = (
             f"the child {ref.agent_id!r} at {ref.path!r} was not started in the background by this run; only who started one may "
             f"wait for it, tell it something or cancel it. Started here: {known}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeAlias, assert_never, cast
 
@@ -20,6 +19,7 @@ import attrs
 from stepengine.data import effects as ef
 from stepengine.data import events as ev
 from stepengine.data import yields as y
+from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.effects import CallBody, CallTool, Leaf, Notify
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import Source, ToolCallLog, ToolCallPart, ToolResult
@@ -1217,8 +1217,9 @@ def result_of_call(result: ToolResult, call: ToolCallPart) -> ToolResult:
 
 def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
     """Return the error for a call of a tool that is not there."""
-    listed = ", ".join(known) or "none"
-    msg = f"Tool {name!r} is not available for agent {run.agent.id!r}. Available tools: {listed}.{hint}"
+    msg = (
+        f"Tool {name!r} is not available for agent {run.agent.id!r}. Available tools: {list_names(known, name)}.{hint}"
+    )
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
@@ -1227,7 +1228,7 @@ def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
     # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
     # may call.
     known = tuple(run.offered)
-    near = get_close_matches(name, dict.fromkeys([*known, *run.bindings]), n=1, cutoff=NEAR)
+    near = find_nearest(name, [*known, *run.bindings], n=1, alike=NEAR)
     body = run.plan.body
     if body is not None and (name in run.bindings or not near):
         hint = f" List it in uses=[...] of the tool {body.tool_name!r}."
@@ -1244,7 +1245,7 @@ def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
             if known
             else " The agent has no tools; give it some in tools=[...], or the engine in Engine(tools=[...])."
         )
-    listed = f" Available tools: {', '.join(known)}." if known else ""
+    listed = f" Available tools: {list_names(known, name)}." if known else ""
     msg = f"Tool {name!r} is not available for agent {run.agent.id!r}.{listed}{hint}"
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
@@ -1256,7 +1257,7 @@ def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
     # turn while it is being decided.
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
-        near = get_close_matches(asked.tool, ordinary, n=1, cutoff=NEAR)
+        near = find_nearest(asked.tool, ordinary, n=1, alike=NEAR)
         raise unavailable(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
     call = ToolMember(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from stepengine.data.alike import list_names
 from stepengine.data.definition import normalised_id, parts_of_id
 from stepengine.data.effects import Spawn
 from stepengine.data.json import JsonDict
@@ -55,7 +56,7 @@ def not_allowed(
     agent_id: str, wanted: str, allowed: Sequence[str] | Mapping[str, object], hint: str = ""
 ) -> AgentError:
     """Return the error for an agent that *agent_id* may not spawn, which lists those that it may."""
-    msg = f"agent {agent_id!r} may not spawn {wanted!r}; it may spawn: {', '.join(allowed) or 'none'}{hint}"
+    msg = f"agent {agent_id!r} may not spawn {wanted!r}; it may spawn: {list_names(allowed, wanted)}{hint}"
     return AgentError(msg)
 
 

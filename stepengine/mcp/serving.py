@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, RunFinished, ToolStarted
 from stepengine.data.json import compact, thaw
@@ -350,7 +351,7 @@ class AgentServer:
                 return await self._take_answers(ctx, params)
             offered = self._offered.get(params.name)
             if offered is None:
-                known = ", ".join(self._offered)
+                known = list_names(self._offered, params.name)
                 return _error_result(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
             call, result = await self._run(ctx, offered, params.arguments or {})
             return await self._give_result(ctx, call, result)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from stepengine.data.alike import did_you_mean
+from stepengine.data.alike import MAX_SUGGESTIONS, did_you_mean, list_names
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import UnknownModel
 from stepengine.models.base import ModelInfo, ModelRef, Provider
@@ -21,7 +21,6 @@ ENTRY_POINTS = "stepengine.models"
 """The entry-point group: the name of an entry is a prefix, what it loads makes a provider."""
 
 OPENROUTER = "openrouter"
-SHOWN_NAMES = 5
 """How many registered providers a message names; 32 of them hide what it says."""
 ALIKE = 0.75
 """How near a provider's name has to be to be meant, where OpenRouter is named beside it."""
@@ -365,19 +364,15 @@ class Models:
         return model.strip()
 
     def _names(self) -> str:
-        first = [repr(name) for name in self.providers[:SHOWN_NAMES]]
-        more = len(self.providers) - len(first)
-        return (
-            ", ".join(first) + (f" and {more} more (`stepengine models` lists them)" if more else "")
-            or "(none is registered)"
-        )
+        listed = list_names(self.providers, quoted=True, none="(none is registered)")
+        return f"{listed} (`stepengine models` lists them)" if len(self.providers) > MAX_SUGGESTIONS else listed
 
     def _match(self, model: str) -> ModelRef:
         found = [prefix for prefix in self._sources if self._provider(prefix).supports_model(model)]
         if len(found) == 1:
             return ModelRef(found[0], model)
         if found:
-            choices = ", ".join([repr(f"{prefix}/{model}") for prefix in found])
+            choices = list_names([f"{prefix}/{model}" for prefix in found], quoted=True)
             msg = f"the model {model!r} fits several providers; write one of {choices}"
             raise UnknownModel(msg, kind="unknown_model")
         near = self._at_openrouter(model) or self._nearest(model)

@@ -8,7 +8,6 @@ does, the mode decides.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.messages import ToolCallPart
@@ -353,7 +353,7 @@ class Policy:
         known = {rule.id for rule in self.rules}
         for identity in ids:
             if identity not in known:
-                msg = f"the policy has no rule {identity!r}{_near(identity, known)}; it has {', '.join(sorted(known)) or 'none'}"
+                msg = f"the policy has no rule {identity!r}{_near(identity, known)}; it has {list_names(sorted(known), identity)}"
                 raise DefinitionError(msg)
         return attrs.evolve(self, rules=[rule for rule in self.rules if rule.id not in ids])
 
@@ -593,17 +593,19 @@ def _opinion(rule: Rule, request: Request) -> str:
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = find_nearest(word, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _members(data: object, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        msg = f"{where} is a {type(data).__name__}, not an object with {', '.join(known)}"
+        msg = f"{where} is a {type(data).__name__}, not an object with {list_names(known)}"
         raise DefinitionError(msg)
     for name in data:
         if name not in known:
-            msg = f"{where} has the unknown member {name!r}{_near(str(name), known)}; known are {', '.join(known)}"
+            msg = (
+                f"{where} has the unknown member {name!r}{_near(str(name), known)}; known are {list_names(known, name)}"
+            )
             raise DefinitionError(msg)
     return data
 
@@ -695,7 +697,7 @@ KINDS = ("all", *PLAIN, "call", "command", *NARROWED)
 def _loaded_matcher(data: object, where: str) -> Matcher:
     found = _members(data, KINDS, f"{where}: match")
     if len(found) != 1:
-        msg = f"{where}: match has {len(found)} members; exactly one of {', '.join(KINDS)} is fine"
+        msg = f"{where}: match has {len(found)} members; exactly one of {list_names(KINDS)} is fine"
         raise DefinitionError(msg)
     ((kind, value),) = found.items()
     what = f"{where}: match.{kind}"

@@ -17,13 +17,13 @@ import warnings
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import accumulate, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from attrs import frozen
 
+from stepengine.data.alike import find_nearest, list_names
 from stepengine.programs.check_workers import Checkout
 from stepengine.programs.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.programs.stubs import ALIASES, LONGEST_NAME, OURS, Function, Stubs
@@ -438,8 +438,8 @@ class _Walk:
         if module in MODULES or "import" in place.caught:
             self.good_imports.add(node.lineno)
             return module in MODULES
-        near = get_close_matches(module[:LONGEST_NAME], MODULES, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(sorted(MODULES))}"
+        near = find_nearest(module[:LONGEST_NAME], MODULES, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are {list_names(sorted(MODULES))}"
         self._say(node, f"there is no module `{module}` in a program; {hint}")
         return False
 
@@ -660,7 +660,7 @@ class _Walk:
         if len(self._problems) > MOST_SHOWN:
             return f"there is no `{name}`"
         names = sorted({*self._stubs.functions, *islice(place.scope.names(), MOST_NEAR), *BUILTINS})
-        near = get_close_matches(name[:LONGEST_NAME], names, n=1)
+        near = find_nearest(name[:LONGEST_NAME], names, n=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
 
     def _judge_attribute(self, node: ast.Attribute, place: _NodePlace) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, JsonValue, freeze_object
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tooling.arguments import without_titles
@@ -643,7 +644,7 @@ class _SchemaReading:
         if call.args:
             words = {"default": call.args[0], **words}
         if strange := [word for word in words if word not in OF_FIELD]:
-            self._refuse(f"Field({strange[0]}=...) is not read; these are: {', '.join(sorted(OF_FIELD))}")
+            self._refuse(f"Field({strange[0]}=...) is not read; these are: {list_names(sorted(OF_FIELD), strange[0])}")
         given = {**read.given, **self._field_settings(words)}
         values = {word: self._literal(_At(node, 0)) for word, node in words.items() if word not in ONCE}
         for word in CONSTRAINTS:

@@ -29,6 +29,7 @@ from attrs import frozen
 
 from stepengine import errors
 from stepengine.data import yields as y
+from stepengine.data.alike import list_names
 from stepengine.data.codec import to_json
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Compute
@@ -1066,7 +1067,7 @@ class _YieldReading:
         name, has = form["object"], form["has"]
         make = getattr(self, f"_of_{name.lower().strip('_')}") if name in MADE else None
         if make is None:
-            msg = f"an object of the class {name!r} cannot be yielded; a handler yields {', '.join(sorted(MADE - {'_se_Sentinel'}))}, STEP or STEP_ALL"
+            msg = f"an object of the class {name!r} cannot be yielded; a handler yields {list_names(sorted(MADE - {'_se_Sentinel'}), name)}, STEP or STEP_ALL"
             raise BadYield(msg)
         try:
             return make(has)

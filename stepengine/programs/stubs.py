@@ -12,7 +12,6 @@ import keyword
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import count
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -21,6 +20,7 @@ from urllib.parse import unquote
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import thaw
 from stepengine.data.tools import ToolSpec
@@ -194,7 +194,7 @@ class Stubs:
         """Return the stub of one function; for an unknown name, the names that come close. What the helper gives."""
         if name in self.declarations:
             return self.declarations[name]
-        near = get_close_matches(name[:LONGEST_NAME], self.functions, n=3)
+        near = find_nearest(name[:LONGEST_NAME], self.functions, n=3)
         return f"There is no function of this name{'; there is ' + _join_names(near) if near else ''}."
 
     def _line(self, name: str) -> str:

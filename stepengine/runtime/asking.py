@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 
 import attrs
 
+from stepengine.data.alike import list_names
 from stepengine.data.effects import AskPerson, lines_of
 from stepengine.data.json import JsonDict, canonical, freeze
 from stepengine.data.questions import (
@@ -417,8 +418,8 @@ class OpenQuestions:
         """
         known = self._open.get(question_id)
         if known is None or known.future.done():
-            listed = ", ".join([f"{question.id!r} ({question.text})" for question in self.open])
-            msg = f"question {question_id!r} is not open; open are: {listed or 'none'}"
+            listed = list_names([f"{question.id!r} ({question.text})" for question in self.open])
+            msg = f"question {question_id!r} is not open; open are: {listed}"
             raise AnswerRejected(msg)
         question, future = known.question, known.future
         _check_answer(answer, f"to the question {question_id!r}")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, assert_never, cast
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.effects import (
     AskPerson,
     AwaitMessage,
@@ -1040,10 +1041,10 @@ class Deferred:
         # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's
         # result to somebody else.
         if len(found) != 1:
-            listed = ", ".join([f"{key[1]!r} at path {key[0]!r}" for key in waiting])
+            listed = list_names([f"{key[1]!r} at path {key[0]!r}" for key in waiting])
             which = f"{call_id!r}" if path is None else f"{call_id!r} at path {path!r}"
             what = "waits for its result" if not found else "is one call: several wait, and path= says which"
-            msg = f"no call {which} {what}; waiting are: {listed or 'none'}"
+            msg = f"no call {which} {what}; waiting are: {listed}"
             raise ToolError(msg)
         seq, future = waiting[found[0]]
         return (found[0][0], seq), future

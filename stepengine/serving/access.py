@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing
 from stepengine.serving.extra import check_extra
 from stepengine.serving.problems import Problem, problem_of
@@ -70,7 +71,7 @@ def _scopes(given: Iterable[str]) -> frozenset[ScopeName]:
     strange = sorted(found.difference(SCOPES))
     if strange or not found or isinstance(given, str):
         said = f"{', '.join(map(repr, strange))} is no scope" if strange else "there is no scope"
-        msg = f"{said}; some of {', '.join(SCOPES)} would be fine"
+        msg = f"{said}; some of {list_names(SCOPES, strange[0] if strange else '')} would be fine"
         raise DefinitionError(msg)
     return frozenset(scope for scope in SCOPES if scope in found)
 

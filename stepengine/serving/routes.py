@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from stepengine.ag_ui.asked import KEY as PAGE_KEY
+from stepengine.data.alike import list_names
 from stepengine.data.codec import bare, plain
 from stepengine.data.questions import Answer, AnswerLike, Question
 from stepengine.engine.describing import described, missing_model
@@ -675,7 +676,7 @@ async def list_runs(request: Request) -> Response:
     given = request.query_params
     statuses = tuple([word for word in given.get("status", "").split(",") if word])
     if any(word not in STATUSES for word in statuses):
-        msg = f"status: one of {', '.join(STATUSES)}"
+        msg = f"status: one of {list_names(STATUSES)}"
         raise unusable(msg)
     found = await _runs(request).listed(
         caller_of(request),

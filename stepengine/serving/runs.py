@@ -28,6 +28,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data import codec
+from stepengine.data.alike import list_names
 from stepengine.data.codec import bare, plain
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import ImagePart, UserMessage
@@ -1347,7 +1348,7 @@ def known_agent(agents: Sequence[str], name: str) -> str:
     """Return the id of an agent that may be started; raise ``InputError`` for another one."""
     # Not by what the engine would make of it, which takes paths and other spellings, too.
     if name not in agents:
-        msg = f"there is no agent {name[:200]!r} here; there are: {', '.join(sorted(agents)) or 'none'}"
+        msg = f"there is no agent {name[:200]!r} here; there are: {list_names(sorted(agents), name)}"
         raise InputError(msg, issues=(f"agent: {msg}",))
     return name
 

@@ -7,7 +7,6 @@ what it says of allowed tools is shown and never obeyed.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls
@@ -381,8 +381,8 @@ def skill_named(folder: Path, name: str, *, user: bool) -> Skill:
     known = find_skills(folder, user=user).skills
     found = known.get(name)
     if found is None:
-        near = difflib.get_close_matches(name[:NAME_CHARS], known, 3) or sorted(known)[:20]
-        there = f"near to it: {', '.join(near)}" if near else "there is none here"
+        near = find_nearest(name[:NAME_CHARS], known) or sorted(known)
+        there = f"near to it: {list_names(near)}" if near else "there is none here"
         msg = f"there is no skill {visible(name[:NAME_CHARS], strict=True)!r}; {there}"
         raise ToolError(msg)
     return found

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.errors import DefinitionError, WorkspaceLost
 
 if TYPE_CHECKING:
@@ -561,7 +562,7 @@ def _limits(given: Mapping[str, int]) -> dict[str, int]:
     """Return limits by the names of ``resource``."""
     for name, value in given.items():
         if name not in LIMITS or type(value) is not int or value <= 0:
-            msg = f"limits has {name!r}: {value!r}; the limits are {', '.join(LIMITS)}, each a positive whole number"
+            msg = f"limits has {name!r}: {value!r}; the limits are {list_names(LIMITS, name)}, each a positive whole number"
             raise DefinitionError(msg)
     return {LIMITS[name]: value for name, value in given.items()}
 

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stepengine.models.scripted import RunScript, ScriptedModel, failure, text, thinking, tool_call, tool_calls
 from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
 from stepengine.testing.cleaning import vcr_config
 from stepengine.testing.faults import Fault
 from stepengine.testing.rehearsal import run_with
-from stepengine.testing.scripted import RunScript, ScriptedModel, failure, text, thinking, tool_call, tool_calls
 from stepengine.testing.simulation import Simulated, SimulationFailed, simulate
 from stepengine.testing.walk import Walk
 

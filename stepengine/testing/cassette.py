@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.json import ABSENT, JsonDifference, differences, parting
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor
@@ -90,7 +91,7 @@ def place_of(url: str) -> RequestPlace:
 def _check_kept_headers(_: object, __: object, names: tuple[str, ...]) -> None:
     for name in names:
         if name.lower() not in KEPT_REQUEST_HEADERS:
-            msg = f"the header {name!r} is never stored, so it cannot be matched; stored are {sorted(KEPT_REQUEST_HEADERS)}"
+            msg = f"the header {name!r} is never stored, so it cannot be matched; stored are {list_names(sorted(KEPT_REQUEST_HEADERS), name, quoted=True)}"
             raise DataError(msg)
 
 
@@ -339,10 +340,10 @@ def _cause(request: RecordedRequest, at: Situation, reason: str, candidates: Seq
             return "the cassette holds no interaction"
         case "host_unknown":
             known = sorted({place_of(k.request.url).host for k in at.recorded})
-            return f"another base URL: nothing was recorded for {here.host}, only for {', '.join(known)}"
+            return f"another base URL: nothing was recorded for {here.host}, only for {list_names(known, here.host)}"
         case "path_unknown":
             known = sorted({f"{k.request.method} {place_of(k.request.url).path}" for k in at.recorded})
-            return f"another endpoint: recorded were {', '.join(known[:5])}"
+            return f"another endpoint: recorded were {list_names(known)}"
         case "query_differs":
             return "another query"
         case "used_up":

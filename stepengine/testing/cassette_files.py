@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, freeze, thaw
 from stepengine.errors import DataError
 
@@ -385,7 +386,7 @@ def _mapping(value: Any, source: str, at: str) -> None:
 def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str, at: str) -> None:
     for key in value:
         if key not in known:
-            msg = f"{source}: {at} has the unknown key {key!r}; known are {sorted(known)}"
+            msg = f"{source}: {at} has the unknown key {key!r}; known are {list_names(sorted(known), key, quoted=True)}"
             raise DataError(msg, path=f"{at}.{key}")
 
 

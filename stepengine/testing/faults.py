@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.effects import (
     WAITS,
     AskPerson,
@@ -118,7 +119,7 @@ def known(kind: str) -> str:
     """
     if kind in KINDS:
         return kind
-    msg = f"{kind!r} is not a kind of fault; there are {', '.join(KINDS)}"
+    msg = f"{kind!r} is not a kind of fault; there are {list_names(KINDS, kind)}"
     raise DataError(msg)
 
 

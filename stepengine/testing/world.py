@@ -53,6 +53,7 @@ from stepengine.machine import Finished, run_agent
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.run import find_machine
 from stepengine.machine.signals import is_callers
+from stepengine.models.scripted import Failing
 from stepengine.runtime.failfast import given_up, has_failed
 from stepengine.runtime.performer import Item, child_path, computed, is_repeatable
 from stepengine.runtime.tree import Services
@@ -60,7 +61,6 @@ from stepengine.testing.backstage import Backstage, Letters
 from stepengine.testing.budgets import Budgets, Passing, at_once
 from stepengine.testing.faults import Drawn, Fault, Given, faulty, turned
 from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, name_of, refuse, shown, told
-from stepengine.testing.scripted import Failing
 from stepengine.testing.walk import is_same_yield
 from stepengine.tooling.context import Belongings
 from stepengine.tooling.definition import Tool
@@ -837,6 +837,6 @@ def _a_message(effect: AwaitMessage, random: Random) -> object:
 
 
 def _anything() -> Any:
-    from stepengine.testing.scripted import ScriptedModel
+    from stepengine.models.scripted import ScriptedModel
 
     return ScriptedModel()

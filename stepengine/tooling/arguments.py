@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
 from stepengine.data.schemas import NAMED_SCHEMAS, SCHEMAS
 from stepengine.data.tools import Validated
@@ -240,7 +241,7 @@ class FunctionInputs:
         if kind == "missing_keyword_only_argument":
             return f"{where}: is required"
         if kind == "unexpected_keyword_argument":
-            known = ", ".join(p.name for p in self._signature.parameters) or "none"
+            known = list_names([p.name for p in self._signature.parameters], where)
             return f"{where}: is not a parameter; the parameters are: {known}"
         return f"{where}: {error['msg']}" if where else error["msg"]
 

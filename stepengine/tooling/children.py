@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
 
+from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolResult
 from stepengine.data.state import ChildResult
@@ -202,6 +203,6 @@ def _select_children(ids: Sequence[str] | None, started: StartedChildren) -> Seq
     known: Mapping[str, ChildRef[Any]] = {ref.path: ref for ref in started.refs}
     missing = [name for name in ids if name not in known]
     if missing:
-        listed = ", ".join([f"{path} ({ref.agent_id})" for path, ref in known.items()]) or "none"
+        listed = list_names([f"{path} ({ref.agent_id})" for path, ref in known.items()])
         return ToolResult.error(f"There is no agent with the id {missing[0]!r} in the background. There are: {listed}.")
     return [known[name] for name in dict.fromkeys(ids)]

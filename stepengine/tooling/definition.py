@@ -13,6 +13,7 @@ import attrs
 from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar, Unpack
 
+from stepengine.data.alike import list_names
 from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import StepContext
@@ -184,7 +185,7 @@ def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a tool; raises ``DefinitionError`` for one that does not exist, or that is of another kind."""
     problems = [OPTIONS[option].problem(option, value) for option, value in given.items() if option in OPTIONS]
     if unknown := given.keys() - OPTIONS.keys():
-        known = ", ".join(sorted(OPTIONS.keys() - {"description"}))
+        known = list_names(sorted(OPTIONS.keys() - {"description"}), min(unknown))
         msg = f"tool {name!r} is given {', '.join(sorted(unknown))}, which is no option; options are: {known}"
         raise DefinitionError(msg)
     for problem in filter(None, problems):
@@ -319,7 +320,7 @@ class Tool(Generic[P, R]):
         elif self.runs_inline and spec.timeout not in {None, math.inf}:
             problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out"
         elif unknown := [p for place in spec.about or () for p in parameters_in(place) if p not in _parameters(spec)]:
-            known = ", ".join(_parameters(spec)) or "none"
+            known = list_names(_parameters(spec), unknown[0])
             problem = f"says that a call is about {unknown[0]!r}, which is none of its parameters; they are: {known}"
         if problem:
             msg = f"tool {spec.name!r} {problem}"

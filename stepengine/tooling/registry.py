@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from stepengine.data.alike import list_names
 from stepengine.data.json import freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import Ordinary, ToolLike, ToolSpec
@@ -118,4 +119,4 @@ class ToolRegistry:
     def _unknown(self, name: str) -> str:
         line = line_for([name])
         hint = f". It comes with stepengine: {line}" if line else ""
-        return f"Tool {name!r} is not available. Available tools: {', '.join(self._tools) or 'none'}{hint}"
+        return f"Tool {name!r} is not available. Available tools: {list_names(self._tools, name)}{hint}"

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, JsonValue, canonical, compact, freeze_object
 from stepengine.data.schemas import schemas_below
 from stepengine.data.tools import Validated
@@ -400,7 +401,7 @@ class _Draft:
             given = _start(repr(value), SHORT_CHARS)
             problem = f"{given} does not fit the keyword: {issues[0].removeprefix(f'{word}: ')}"
             if word == "type":
-                problem = f"{given} is no type; the types are: {', '.join(sorted(TYPES))}"
+                problem = f"{given} is no type; the types are: {list_names(sorted(TYPES), given)}"
             elif shape is self._a_schema:
                 problem = f"a schema is an object, not {given}"
             _refuse(where, f"{place}/{word}", problem)
@@ -934,8 +935,10 @@ def _say_dependent(at: _Teller, names: dict[str, list[str]], instance: dict[str,
 
 
 def _say_strange(at: _Teller, names: Iterable[str | int], schema: dict[str, Any]) -> Iterator[str]:
-    listed = ", ".join(schema.get("properties", ())) or "none"
-    return (f"{below(at.path, name)}: is not a parameter; the parameters are: {listed}" for name in names)
+    known = list(schema.get("properties", ()))
+    return (
+        f"{below(at.path, name)}: is not a parameter; the parameters are: {list_names(known, name)}" for name in names
+    )
 
 
 def _say_additional(at: _Teller, _: object, instance: dict[str, object], schema: dict[str, Any]) -> Iterator[str]:

@@ -68,6 +68,7 @@ TYPED = (
     ("testing", "testing-your-agent", "pydantic-ai: Testing"),
     ("evaluation", "evaluations", "ADK: Evaluation"),
     ("llm judge", "evaluations", "pydantic-ai: LLM Judge"),
+    ("quality gate", "quality-gate", "SonarQube: Quality gates"),
     ("optimizer", "improving", "DSPy: Optimizers"),
     ("tracing", "observability", "openai-agents: tracing.md"),
     ("opentelemetry", "observability", "AutoGen: Open Telemetry"),

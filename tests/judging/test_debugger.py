@@ -30,6 +30,7 @@ from stepengine import (
     load_agent,
     tool,
 )
+from stepengine.ag_ui.asked import page_hooks
 from stepengine.errors import InputError, JournalError, ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.judging import debug
@@ -250,6 +251,18 @@ def test_hooks_and_the_request_of_a_moment_are_those_of_its_step(journal: Memory
     assert ["pre_step"] == [called.point for called in moment.hooks]
     assert {"size": len(moment.request.messages)} == moment.state.context
     assert moment.hooks[0].said.context == moment.state.context
+
+
+@pytest.mark.spec("judging:JG113")
+def test_a_hook_of_the_engine_that_changed_nothing_is_not_shown(journal: MemoryJournal) -> None:
+    def mine(ctx: Any) -> None:
+        """Change nothing."""
+
+    agent = attrs.evolve(AGENT, hooks=page_hooks() + Hooks(pre_run=[mine]))
+    with debugger(journal, agent) as one:
+        called = [hook.hook for n in range(1, 5) for hook in one.goto(n).hooks]
+
+    assert ["mine"] == list(dict.fromkeys([name.rpartition(".")[2] for name in called]))
 
 
 @pytest.mark.spec("judging:JG35")

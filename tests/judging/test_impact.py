@@ -317,7 +317,16 @@ def test_what_cannot_be_read_is_told_beside_the_rest_and_is_wrong_usage(ten: Any
     assert '"class": "unreadable"' in result.stdout
     assert 10 == result.stdout.count('"class": "same"')
     assert "agent shop of agents/shop.py" in result.stderr
-    assert "no agent" in ten.type("impact", "journals/c0.jsonl", "--agent", "nobody", code=Exit.USAGE).stdout
+    told = ten.type("impact", "journals/c0.jsonl", "--agent", "nobody", code=Exit.USAGE).stdout
+    assert "c0.jsonl  not compared: its agent cannot be loaded: no agent has the id 'nobody'" in " ".join(
+        told.split("\n")
+    )
+    assert (
+        "bad.jsonl  not compared: its journal cannot be read: "
+        in ten.type("impact", "journals", code=Exit.USAGE).stdout
+    )
+    marked = ten.type("impact", "journals/c0.jsonl", "--agent", "nobody", "--markdown", code=Exit.USAGE).stdout
+    assert "not compared: its agent cannot be loaded: no agent has the id" in marked
 
 
 @attrs.frozen

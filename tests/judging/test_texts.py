@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from stepengine import Answer
+from stepengine.data.json import ABSENT
 from stepengine.data.visible import visible
 from stepengine.judging.texts import DEPTH, ITEMS, LINES, WIDTH, SafeTexts
 
@@ -140,6 +142,15 @@ def test_what_says_something_of_itself_says_it_only_where_that_is_allowed() -> N
 
 
 @pytest.mark.spec("judging:JG32", "judging:JG115")
+@pytest.mark.spec("judging:JG113")
+def test_a_field_without_a_value_is_left_out_and_no_placeholder_of_ours_is_shown() -> None:
+    said = SafeTexts().value(Answer(text="x"))
+    assert said.startswith("Answer(selected=(), text='x', declined=False, ")
+    assert "result=" not in said
+    assert not any("_Absent" in line for line in SafeTexts().lines(Answer(text="x")))
+    assert "(absent)" == SafeTexts().value(ABSENT)
+
+
 def test_texts_are_cut_in_every_direction() -> None:
     texts = SafeTexts()
     deep: Any = 1

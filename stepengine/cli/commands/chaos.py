@@ -14,6 +14,7 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Config, Json, Options
 from stepengine.cli.screen.render import dumps, say
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.alike import list_names
 
 __all__ = ("chaos",)
 
@@ -70,7 +71,7 @@ def chaos(
     kinds = [kind.strip() for kind in faults.split(",") if kind.strip()]
     unknown = [kind for kind in kinds if kind not in FAULTS]
     if unknown:
-        msg = f"--faults has {unknown[0]!r}, which is not a kind of fault; there are {', '.join(FAULTS)}"
+        msg = f"--faults has {unknown[0]!r}, which is not a kind of fault; there are {list_names(FAULTS, unknown[0])}"
         raise UsageProblem(msg)
     loaded = load_agent(agent, folders=options.settings.agent_folders)
     known = family(loaded, agent, options.settings.agent_folders)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import os
 import secrets
 import shlex
@@ -63,6 +62,7 @@ from stepengine.cli.screen.render import cut, message_of, money, one_line, token
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode
+from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.questions import Question, answer_problem
@@ -395,7 +395,7 @@ class Chat:
     async def _command(self, said: str) -> Exit:
         name, _, rest = said[1:].strip().partition(" ")
         if name not in COMMANDS:
-            near = difflib.get_close_matches(name, list(COMMANDS), n=1)
+            near = find_nearest(name, COMMANDS, n=1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists what there is"
             self._terminal.say(
                 f"there is no /{one_line(name, 40)}; {hint}  (//{one_line(name, 40)} says it to the agent)"

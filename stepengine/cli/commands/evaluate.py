@@ -36,6 +36,7 @@ from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.scripts import ScriptFile, models_of_script
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import DataError, JournalError
 
@@ -177,7 +178,7 @@ def _select(evaluation: Evaluation, asked: EvaluateOptions) -> Evaluation:
         and (not asked.tags or {*asked.tags} & {*case.tags})
     ]
     if evaluation.cases and not cases:
-        msg = f"no case of {asked.file} is chosen by --case and --tag; it has {', '.join([c.id for c in evaluation.cases][:20])}"
+        msg = f"no case of {asked.file} is chosen by --case and --tag; it has {list_names([c.id for c in evaluation.cases], asked.cases[0] if asked.cases else '')}"
         raise UsageProblem(msg)
     sides = dict(evaluation.agents)
     if asked.sides:
@@ -199,7 +200,7 @@ def _refuse_problems(evaluation: Evaluation, asked: EvaluateOptions) -> None:
 
 
 def _outcome(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -> tuple[Path, Outcome]:
-    from stepengine.judging.evaluating import EvaluationMode, evaluate
+    from stepengine.judging.evaluating import EvaluationMode, run_samples
     from stepengine.testing import ScriptedModel
 
     root = Path(asked.file).resolve().parent
@@ -226,7 +227,7 @@ def _outcome(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -
     seed = same.get("seed", secrets.randbelow(MAX_SEED)) if asked.seed is None else asked.seed
     mode = EvaluationMode(Path(earlier) if earlier else None, recheck=bool(asked.recheck), keep=asked.keep)
     made = partial(
-        evaluate, evaluation, folder, agents_of.bench, agents=agents, root=root, load=agents_of.load, models=models, n=n, seed=seed,
+        run_samples, evaluation, folder, agents_of.bench, agents=agents, root=root, load=agents_of.load, models=models, n=n, seed=seed,
         concurrency=asked.concurrency, budget=purse.dollars, mode=mode, done=_progress(options),
     )  # fmt: skip
     return folder, to_the_end(made, [])

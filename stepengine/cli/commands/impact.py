@@ -31,7 +31,7 @@ from stepengine.cli.options import Files, Options, with_options
 from stepengine.cli.screen.render import cut, dumps, say, visible
 from stepengine.cli.scripts import ScriptFile, models_of_script
 from stepengine.cli.settings import UsageProblem
-from stepengine.errors import DataError, StepEngineError
+from stepengine.errors import DataError, DefinitionError, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.journal import Purse
@@ -168,7 +168,8 @@ def _make_report(files: Sequence[str], options: Options, asked: ImpactOptions) -
             own = [case for case in cases if isinstance(case, RerunCase)]
             cases.append(case_of(file, options, performs=asked.tools != "recorded", beside=own))
         except StepEngineError as error:
-            cases.append(RepeatedJournal(file, "unreadable", message=error.message))
+            what = "its agent cannot be loaded" if isinstance(error, DefinitionError) else "its journal cannot be read"
+            cases.append(RepeatedJournal(file, "unreadable", message=f"{what}: {error.message}"))
     own = [case for case in cases if isinstance(case, RerunCase)]
 
     async def made() -> Impact:
@@ -213,6 +214,9 @@ def _rows(report: Impact) -> Iterator[str]:
         found = one.found
         if found.kind == "same" or one in calm:
             continue
+        if found.kind == "unreadable":
+            yield f"{found.file}  not compared: {found.message}"
+            continue
         said = found.message.partition(": ")[2] if found.message.startswith("the run diverged") else found.message
         yield f"{found.file}  {found.broke_at or found.kind}: {said}"
         yield from [f"    {f.pointer}  recorded {f.recorded}   now {f.now}" for f in found.difference[:FIELDS]]
@@ -247,6 +251,7 @@ def _comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
     for number, one in enumerate(report.journals):
         first = one.found.difference[0] if one.found.difference else None
         where = f"{one.found.broke_at} {first.pointer}: {first.recorded} → {first.now}" if first else one.found.kind
+        where = f"not compared: {one.found.message}" if one.found.kind == "unreadable" else where
         cells = [_code_span(one.found.file), _code_span(where), len(one.samples), *_counts(one.samples)]
         row = f"| {' | '.join(map(str, cells))} |"
         length += len(row) + 1

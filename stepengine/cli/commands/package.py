@@ -23,6 +23,7 @@ from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import grouped_wishes, refuse_inside
+from stepengine.data.alike import list_names
 from stepengine.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def agree(
     package = next((one for one in found.packages if _plain(one.name) == plain), None)
     if package is None:
         problem = next((said for (_, theirs), said in found.problems.items() if _plain(theirs) == plain), None)
-        there = ", ".join([one.name for one in found.packages]) or "none"
+        there = list_names([one.name for one in found.packages], name)
         msg = problem or f"there is no package {name!r} with agents; installed are: {there}"
         raise UsageProblem(msg)
     trust.agree(package.wishes)

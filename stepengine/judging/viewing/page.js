@@ -363,6 +363,7 @@ const runPage = (() => {
       tree();
       about();
       tabs();
+      root.classList.toggle("compared", Boolean(data.pairs) && views.every((view) => view.agents.length < 2));
       if (data.pairs) $("legend").textContent = "A solid, B dashed; above A, below B";
       say();
       const wanted = fromHash();
@@ -1440,7 +1441,11 @@ const runPage = (() => {
 
     function charts() {
       const room = peak(Object.values(data.series.windows || {}));
-      $("charts").classList.toggle("alone", views.every((view) => !view.series.row.length));
+      // A chart without a value is hidden; the others get its room.
+      const drawn = { context: (s) => s.context, cost: (s) => s.cost, cache: (s) => s.cached };
+      const full = Object.keys(drawn).filter((id) => { const some = views.some((view) => peak(drawn[id](view.series)) > 0); $(id).parentElement.hidden = !some; return some; });
+      $("charts").classList.toggle("alone", !full.length);
+      $("charts").style.setProperty("--charts", full.length || 1);
       lane();
       series("context", (s) => s.context, room > 0 && peak(data.series.context) > room / 20 ? room : 0, "accent");
       series("cost", (s) => s.cost, 0, "good");

@@ -28,6 +28,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from stepengine.data.alike import list_names
 from stepengine.errors import ToolError, WorkspaceLost
 from stepengine.system import calls
 from stepengine.system.calls import FOLDER, Fd
@@ -159,7 +160,7 @@ def _endings(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return how the names of files of some types end."""
     unknown = [n for n in names if n not in TYPES]
     if unknown:
-        msg = f"the file type {unknown[0]!r} is not known; these are: {', '.join(TYPES)}"
+        msg = f"the file type {unknown[0]!r} is not known; these are: {list_names(TYPES, unknown[0])}"
         raise ToolError(msg)
     return tuple([glob.removeprefix("*") for n in names for glob in TYPES[n]])
 

@@ -10,6 +10,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import attrs
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.data.events import ToolProgress
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls
@@ -96,7 +97,7 @@ def limits_text(limits: Mapping[str, int]) -> str:
     made = {"RLIMIT_CORE": 0}
     for name, value in limits.items():
         if name not in LIMITS or type(value) is not int or value <= 0:
-            msg = f"limits has {name!r}: {value!r}; the limits are {', '.join(LIMITS)}, each a positive whole number"
+            msg = f"limits has {name!r}: {value!r}; the limits are {list_names(LIMITS, name)}, each a positive whole number"
             raise DefinitionError(msg)
         made[LIMITS[name]] = value
     return ",".join([f"{number}={value}" for number, value in made.items()])

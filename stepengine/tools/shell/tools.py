@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
@@ -177,7 +178,7 @@ class Jobs:
             ToolError: when this run has no such job.
         """
         if id not in self._jobs:
-            known = ", ".join(self._jobs) or "none"
+            known = list_names(self._jobs, id)
             msg = f"this run has no job {id!r}; its jobs are: {known}. A job ends with its run, also when that is suspended"
             raise ToolError(msg)
         return self._jobs[id]

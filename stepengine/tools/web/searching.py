@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from attrs import frozen
 
+from stepengine.data.alike import list_names
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
 from stepengine.tools.search.symbols import words_of
@@ -274,7 +275,7 @@ class DocsSites:
         """Return what fits the topic best."""
         site = self._sites.get(_folded(library_title))
         if site is None:
-            msg = f"there is no documentation of {library_title!r}; known are {', '.join(self._titles)}"
+            msg = f"there is no documentation of {library_title!r}; known are {list_names(self._titles, library_title)}"
             raise ToolError(msg)
         text = await _together(self._fetcher, _best(await self._contents(site), topic), topic, max_tokens)
         if not text:

@@ -31,6 +31,7 @@ from stepengine import (
 from stepengine.data.messages import TextPart, ThinkingPart
 from stepengine.data.models import ModelDelta, ModelRequest
 from stepengine.events import ToolProgress
+from stepengine.judging.desk import Maker
 from stepengine.models import ModelReply
 from stepengine.permissions import Policy, Rule
 from stepengine.serving import Tokens, app
@@ -181,6 +182,16 @@ AGENTS = [
 POLICY = Policy(rules=[Rule.ask_for_tool("paint"), Rule.allow_tool("look"), Rule.allow_tool("draw")])
 
 
+def engine_again() -> Engine:
+    """
+    Return the engine of a stage in a process of its own, where a run is walked.
+    """
+    return Engine(AGENTS, models=Model(), permissions=POLICY)
+
+
+MAKER = Maker("tests.serving.studio.stage:engine_again", {}, (__file__,))
+
+
 class Stage:
     """
     The server, and a way in.
@@ -199,7 +210,7 @@ class Stage:
         self._options = options
 
     def engine(self) -> Engine:
-        return Engine(AGENTS, models=Model(), permissions=POLICY)
+        return engine_again()
 
     def link(self) -> str:
         """
@@ -216,7 +227,7 @@ class Stage:
         """
         Serve within the block.
         """
-        options: dict[str, Any] = {"drain": 0.1, "max_live": 200, "runs": self.place, **self._options}
+        options: dict[str, Any] = {"drain": 0.1, "max_live": 200, "runs": self.place, "maker": MAKER, **self._options}
         served = app(
             options.pop("engine", None) or self.engine(),
             tokens=self.folder / "tokens.json",

@@ -248,7 +248,7 @@ def test_an_edited_prompt_is_walked_on_as_if_the_model_still_said_this_and_asked
     stands(page, "#3", total="40")
     save(shop.file, CODE.replace("Add up.", "Add it all up."))
     page.says("As if the model still said this")
-    stands(page, "#3", total="40")
+    stands(page, "#1", item="'tea'", total="30")
     page.press("Show the request")
     page.says("Add it all up.", "[aria-label='What comes next']")
     page.press("Ask it, with its price first")
@@ -256,6 +256,45 @@ def test_an_edited_prompt_is_walked_on_as_if_the_model_still_said_this_and_asked
     page.press("Ask the model")
     page.says("t/m 4: Add it all up.", ".job")
     assert "asked otherwise" in page.text(".places")
+
+
+@pytest.mark.spec("studio:ST6")
+def test_a_save_shows_the_first_place_that_it_changes_and_panels_without_content_are_hidden(
+    page: Page, client: httpx2.Client, shop: Shop
+) -> None:
+    run = done(client, "tally", "tea milk sugar")
+    page.go(f"#/runs/{run}/edit?place=%23%30", ".sheet")
+    stands(page, "#0", item="'tea'")
+    save(shop.file, CODE.replace("price_of, item)", "price_of, item + '!' if total else item)"))
+    stands(page, "#2")
+    page.says("What is shown is the last place before it.")
+    save(shop.file, CODE.replace("    total = 0", "    yield from ()\n    total = 0"))
+    page.says("To its end the run is as recorded.")
+    stands(page, "#2", item="'milk'")
+    page.go(f"#/runs/{run}/back?place=%23%30", ".sheet")
+    stands(page, "#0", item="'tea'")
+
+    headings = page.run("[...document.querySelectorAll('.scroll h2, .scroll summary')].map(h => h.innerText)")
+    assert "What the model saw" not in headings
+    assert {"Source", "Variables", "Outcome"} <= {*headings}
+
+
+@pytest.mark.spec("studio:ST5")
+def test_two_runs_side_by_side_have_the_width_of_a_small_screen_for_themselves(
+    page: Page, client: httpx2.Client
+) -> None:
+    run = done(client, "tally", "tea milk sugar")
+    fork = rests(client, client.post(f"/runs/{run}/fork", json={"at": "#2", "edit": 7}).json()["run_id"])
+    page.chromium.size(1280, 800)
+    page.go(f"#/runs/{fork}/compare?other={run}", ".run[data-ready]")
+
+    wide = page.run("['#middle', '#panel'].map(id => document.querySelector(`.run ${id}`).offsetWidth)")
+    assert min(wide) >= 480
+    one_line = page.run("new Set([...document.querySelectorAll('.run #tabs button')].map(b => b.offsetTop)).size")
+    assert 1 == one_line
+    assert [] == page.run(
+        "[...document.querySelectorAll('.run .chart:not([hidden]) h2')].filter(h => h.offsetWidth && h.innerText.includes('unknown')).map(h => h.innerText)"
+    )
 
 
 # --- judging, agents --------------------------------------------------------------------------------------------------

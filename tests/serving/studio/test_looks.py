@@ -34,11 +34,13 @@ def prepared(stage: Stage, *, prompt: str = "看看阁楼里有没有书架 — 
         "paints": stage.start("painter", "paint it"),
         "talks": stage.start("talker", "look around", session_id="house", turn=True),
         "sleeps": stage.start("sleeper", "good night"),
+        "again": stage.start("talker", "look again"),
     }
     stage.asked(made["asks"])
     stage.asked(made["paints"])
     stage.until(made["talks"])
     stage.until(made["sleeps"], "suspended")
+    stage.until(made["again"])
     done = stage.place / f"{made['talks']}.jsonl"
     (stage.place / "theirs.jsonl").write_bytes(b"".join(done.read_bytes().splitlines(keepends=True)[:4]))
     return made
@@ -57,6 +59,9 @@ def views(scene: dict[str, str]) -> dict[str, tuple[str, str]]:
         "schedules": ("#/schedules", "table"),
         "others": ("#/foreign", "table"),
         "other": ("#/foreign/theirs", ".next"),
+        "compare": (f"#/runs/{scene['again']}/compare?other={scene['talks']}", ".run[data-ready]"),
+        "go back": (f"#/runs/{scene['talks']}/back", ".runon"),
+        "edit and see": (f"#/runs/{scene['talks']}/edit", ".course"),
     }
 
 

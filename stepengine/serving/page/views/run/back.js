@@ -74,11 +74,11 @@ function Back({ id, query, run }) {
       ${!look && desk.busy ? html`<p class="dim">The run is walked…</p>` : null}
       ${look ? html`<${Facts} look=${look} />
         ${look.is_before ? html`<p class="note">This is the last place before the code goes another way than is recorded, at ${look.differs_at}.</p>` : null}
-        <div class="beside"><div><h2 class="part">Where it stands</h2><${Source} look=${look} /><h2 class="part">Variables</h2><${Variables} now=${look} />
-          <h2 class="part">What came back</h2>${look.whole && look.whole.outcome.length ? html`<pre class="prose">${look.whole.outcome.join("\n")}</pre>` : html`<p class="dim">Nothing is recorded.</p>`}
+        <div class="beside"><div><${Source} look=${look} /><${Variables} now=${look} />
+          ${look.whole && look.whole.outcome.length ? html`<h2 class="part">Outcome</h2><pre class="prose">${look.whole.outcome.join("\n")}</pre>` : null}
           ${look.place.hooks.length ? html`<h2 class="part">Hooks</h2><ul>${look.place.hooks.map((hook) => html`<li><span class="mono">${hook.point} ${hook.hook}</span> ${hook.said}</li>`)}</ul>` : null}</div>
         <div>${look.whole ? html`<${Fork} id=${id} look=${look} agent=${run && run.agent} />
-          <details open><summary>What the model saw</summary>${look.whole.request ? html`<${Request} request=${look.whole.request} />` : html`<p class="dim">No model was asked yet.</p>`}</details>
+          ${look.whole.request ? html`<details open><summary>What the model saw</summary><${Request} request=${look.whole.request} /></details>` : null}
           <details><summary>State</summary><${Messages} messages=${look.whole.state.messages} left=${look.whole.state.left_out} /><h3 class="part">Context</h3><${Value} value=${look.whole.state.context} /><h3 class="part">Output</h3><pre class="prose">${look.whole.state.output}</pre><p class="dim">${look.whole.state.steps_remaining} steps remain</p></details>` : null}</div></div>` : null}
     </div></div>`;
 }

@@ -2,12 +2,15 @@
 import { html, useState, useMemo, useServer, api, at, to, amend, word, when, Problem } from "../../lib.js";
 import { RunPage } from "../../mounted.js";
 
+/* The place of a difference; what a run was given has no number. */
+const named = (address) => address === "#-1" ? "start" : address || "nothing";
+
 function First({ id, other, status }) {
   // A fork that has just begun has no record for a moment, and another difference later.
   const found = useServer(at("runs", id, "difference", other), !status || status === "running" || status === "suspended" ? 2 : 0);
   const first = found.data && found.data.first;
   if (!found.data) return html`<${Problem} error=${found.error} />`;
-  return html`<div class="d-bar d-first" role="status">${first ? html`<p>First difference: <b class="mono">${first.a || "nothing"}${first.a === first.b ? "" : ` → ${first.b || "nothing"}`}</b> ${first.what} <span class="dim">(${first.kind})</span>${found.data.changes.length > 1 ? html` <span class="dim">and ${found.data.changes.length - 1 + found.data.more} more</span>` : null}</p>${first.fields.slice(0, 3).map((field) => html`<p class="d-change"><span class="mono dim">${field.pointer}</span> <span class="mono d-was">${field.a}</span> → <span class="mono">${field.b}</span></p>`)}` : html`<p>These two runs did the same.</p>`}</div>`;
+  return html`<div class="d-bar d-first" role="status">${first ? html`<p>First difference: <b class="mono">${named(first.a)}${first.a === first.b ? "" : ` → ${named(first.b)}`}</b> ${first.what} <span class="dim">(${first.kind})</span>${found.data.changes.length > 1 ? html` <span class="dim">and ${found.data.changes.length - 1 + found.data.more} more</span>` : null}</p>${first.fields.slice(0, 3).map((field) => html`<p class="d-change"><span class="mono dim">${field.pointer}</span> <span class="mono d-was">${field.a}</span> → <span class="mono">${field.b}</span></p>`)}` : html`<p>These two runs did the same.</p>`}</div>`;
 }
 
 function Compare({ id, query, run }) {

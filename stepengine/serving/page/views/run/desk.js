@@ -5,10 +5,10 @@
 import { html, useState, useEffect, useRef, useCallback, useServer, api, at, amend, follow, announce, plural, Rows } from "../../lib.js";
 
 const PAUSE = 120;
-const NOTHING = { desk: null, now: null, before: null, good: null, saved: [], seconds: 0, difference: null, problem: "", when: "" };
+const NOTHING = { first: "", saves: 0, desk: null, now: null, before: null, good: null, saved: [], seconds: 0, difference: null, problem: "", when: "" };
 
-/* { places, index, go(index), step(count), state, error, busy }: where the run can be gone to, and what is there. */
-export function useDesk(id, query, status) {
+/* { places, index, go(index), step(count), state, error, busy }: the places of the run, and the selected one. With `jumps` a save selects the first changed place. */
+export function useDesk(id, query, status, { jumps = false } = {}) {
   const listed = useServer(at("runs", id, "places"), 0);
   const [state, set] = useState(NOTHING);
   const [error, fail] = useState(null);
@@ -20,7 +20,7 @@ export function useDesk(id, query, status) {
       if (type === "desk") { desk.current = data.desk; fail(null); set((before) => ({ ...before, desk: data.desk })); }
       else if (type === "look") {
         turn(false);
-        set((before) => ({ ...before, ...data, problem: data.now.problem, good: data.now.place ? data.now : before.good, when: new Date().toLocaleTimeString([], { hourCycle: "h23" }) }));
+        set((before) => ({ ...before, ...data, problem: data.now.problem, good: data.now.place ? data.now : before.good, first: data.saved.length ? changedFirst(data.now) : "", saves: before.saves + (data.saved.length ? 1 : 0), when: new Date().toLocaleTimeString([], { hourCycle: "h23" }) }));
         if (data.saved.length) announce(data.now.problem ? `saved: ${data.now.problem}` : data.difference && data.difference.length ? `saved: ${data.difference.length} differences here` : "saved: nothing differs here");
       } else { turn(false); set((before) => ({ ...before, problem: data.problem, saved: data.saved || [] })); }
     }
@@ -56,6 +56,10 @@ export function useDesk(id, query, status) {
       if (turnOf === last.current) turn(false);
     }, PAUSE);
   }, [places, id]);
+  useEffect(() => {
+    const first = jumps && state.first ? places.findIndex((each) => each.address === state.first) : -1;
+    if (first >= 0 && first !== index) go(first);
+  }, [state.saves]);
   const step = useCallback((count) => {
     const steps = places.map((each, number) => [each, number]).filter(([each]) => each.is_step).map(([, number]) => number);
     const next = count > 0 ? steps.find((number) => number > index) : steps.filter((number) => number < index).pop();
@@ -73,6 +77,12 @@ export function useDesk(id, query, status) {
     return () => removeEventListener("keydown", pressed);
   }, [index, go, step]);
   return { places, index, go, step, state, error: error || listed.error, busy, agent: listed.data && listed.data.agent, steps: listed.data ? listed.data.steps : 0 };
+}
+
+/* The address of the first place that a save changed; "" for none, or when the page already shows the last place before it. */
+function changedFirst(look) {
+  if (look.problem || look.is_before && !look.changed.length) return "";
+  return look.changed[0] || look.differs_at || "";
 }
 
 export const placeName = (place) => place ? `${place.step ? `step ${place.step} · ` : ""}${place.address} · ${place.name || place.type}` : "";
@@ -96,9 +106,9 @@ export function Places({ desk, marked = [] }) {
 /* Lines of the author's source around the one that waits. */
 export function Source({ look }) {
   const frame = look.place && look.place.frames[0];
-  if (!frame) return html`<p class="dim">Nothing of the author's waits here.</p>`;
+  if (!frame) return null;
   const file = frame.file.split("/").pop();
-  return html`<figure class="d-code"><figcaption><span class="mono">${file}:${frame.line}</span> <span class="dim">${frame.function}</span></figcaption>
+  return html`<h2 class="part">Source</h2><figure class="d-code"><figcaption><span class="mono">${file}:${frame.line}</span> <span class="dim">${frame.function}</span></figcaption>
     <div class="source" tabindex="0" role="group" aria-label=${`${file}, waiting at line ${frame.line}`}>${look.lines.map(([number, text]) => html`<div class=${number === frame.line ? "here" : ""} aria-current=${number === frame.line ? "true" : undefined}><span>${number}</span><span>${text || " "}</span></div>`)}</div></figure>`;
 }
 
@@ -110,10 +120,10 @@ export function Variables({ now, before }) {
   // The context of a run is long, hardly ever what somebody looks for, and mostly the first of them.
   const isContext = (name) => (new_[name] || old[name] || "").startsWith("StepContext(");
   const names = [...all.filter((name) => !isContext(name)), ...all.filter(isContext)];
-  if (!names.length) return html`<p class="dim">There are no variables here.</p>`;
+  if (!names.length) return null;
   const sign = (name) => !(name in old) ? "new" : !(name in new_) ? "gone" : old[name] !== new_[name] ? "changed" : "";
   const row = (name) => html`<tr class=${before && sign(name) ? "d-other" : ""}><th scope="row" class="mono">${name}${before && sign(name) ? html`<small class="d-mark">${sign(name)}</small>` : null}</th>${before ? html`<td class="mono d-was">${name in old ? old[name] : "–"}</td>` : null}<td class="mono">${name in new_ ? new_[name] : "–"}</td></tr>`;
-  return html`<div class="sheet" tabindex="0" role="group" aria-label="Variables"><table class="wide"><caption class="unseen">Variables of ${now.place ? now.place.frames[0].function : "the handler"}</caption><thead><tr><th scope="col">Variable</th>${before ? html`<th scope="col">Before the save</th>` : null}<th scope="col">${before ? "Now" : "Value"}</th></tr></thead><tbody>${names.map(row)}</tbody></table></div>`;
+  return html`<h2 class="part">Variables</h2><div class="sheet" tabindex="0" role="group" aria-label="Variables"><table class="wide"><caption class="unseen">Variables of ${now.place ? now.place.frames[0].function : "the handler"}</caption><thead><tr><th scope="col">Variable</th>${before ? html`<th scope="col">Before the save</th>` : null}<th scope="col">${before ? "Now" : "Value"}</th></tr></thead><tbody>${names.map(row)}</tbody></table></div>`;
 }
 
 export const Messages = ({ messages, left }) => html`${left ? html`<p class="dim">${plural(left, "message")} before these</p>` : null}<ol class="d-said">${messages.map((message) => html`<li><b>${message.role}</b><pre class="prose">${message.text || " "}</pre></li>`)}</ol>`;

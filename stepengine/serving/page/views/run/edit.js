@@ -36,17 +36,17 @@ function Next({ id, desk, turn }) {
 }
 
 function Edit({ id, query, run }) {
-  const desk = useDesk(id, query, run && run.status), { state } = desk, look = state.good;
+  const desk = useDesk(id, query, run && run.status, { jumps: true }), { state } = desk, look = state.good;
   // Code that goes another way at its very first effect has no place, and is no problem either.
   const isGone = Boolean(state.now && !state.now.place && !state.problem);
   const names = [...new Set((look || (state.now && state.now.files.length ? state.now : { files: [] })).files.map(short))];
   return html`<${Refusal} error=${desk.error} /><${Way} desk=${desk} />
     <div class="desk"><${Places} desk=${desk} marked=${look ? look.changed : []} /><div class="scroll" aria-busy=${String(desk.busy)}>
-      <p class="saves" role="status">${state.saved.length ? html`<b>${state.saved.map(short).join(", ")}</b> saved at ${state.when}, seen in <span class="d-took">${lasting(state.seconds)}</span>.` : html`Save one of <span class="mono">${names.join(" ") || "the agent's files"}</span>, and this place is shown under the new code.`} No tool runs, and no model is asked.</p>
+      <p class="saves" role="status">${state.saved.length ? html`<b>${state.saved.map(short).join(", ")}</b> saved at ${state.when}, seen in <span class="d-took">${lasting(state.seconds)}</span>.` : html`Save one of <span class="mono">${names.join(" ") || "the agent's files"}</span>, and the first place that it changes is shown.`} No tool runs, and no model is asked.</p>
       ${state.problem ? html`<div class="problem broken" role="alert"><b>This code cannot be walked.</b><pre class="prose">${state.problem}</pre>${look ? html`<span>What is shown is the last code that could be.</span>` : null}</div>` : null}
       ${!look && desk.busy ? html`<p class="dim">The run is walked…</p>` : null}
       ${look ? html`<${Course} look=${isGone ? state.now : look} isGone=${isGone} />
-        <div class="beside"><div><h2 class="part">Where it stands</h2><${Source} look=${look} /><h2 class="part">Variables</h2><${Variables} now=${look} before=${state.problem || isGone ? null : state.before} />
+        <div class="beside"><div><${Source} look=${look} /><${Variables} now=${look} before=${state.problem || isGone ? null : state.before} />
           ${state.difference && state.difference.length ? html`<h2 class="part">What the save changed here</h2><ul class="d-lines mono">${state.difference.slice(0, 100).map((line) => html`<li>${line}</li>`)}</ul>` : state.difference ? html`<p class="dim">Nothing is different at this place.</p>` : null}</div>
         <div><${Next} id=${id} desk=${state.desk} turn=${`${state.when} ${state.saved.join()}`} /></div></div>` : null}
     </div></div>`;
