@@ -30,6 +30,7 @@ from stepengine import (
     call,
     tool,
 )
+from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import DefinitionError, HandlerError, StepEngineError
 from stepengine.events import LogLine, Warned
 from stepengine.journal import MemoryJournal
@@ -214,6 +215,21 @@ def test_an_output_that_is_no_json_is_refused_where_it_has_to_be_kept(output: An
     assert Path(__file__).name in kept.error.where
     assert journal.history().is_complete
     assert "completed" not in repr(journal.records()[-1])
+
+
+@pytest.mark.spec("generator-contract:G59")
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["unrecorded", "recorded"])
+@pytest.mark.parametrize("make", [lambda: call(hidden), lambda: ToolCall("hidden")], ids=["call", "ToolCall"])
+def test_something_to_yield_that_is_returned_as_output_is_an_error(make: Any, is_recorded: bool) -> None:
+    def handler(_: Any) -> Any:
+        yield from ()
+        return make()
+
+    result = run(handler, journal=MemoryJournal() if is_recorded else None)
+
+    assert isinstance(result.error, HandlerError)
+    assert "write `yield from` before it" in str(result.error)
+    assert result.error.location.startswith(f"{__file__}:")
 
 
 def test_an_output_with_a_json_form_of_its_own_is_kept() -> None:
@@ -418,7 +434,8 @@ def test_an_agent_that_may_not_be_spawned_is_told_with_the_remedy() -> None:
     def handler(_: Any) -> Any:
         yield from AgentCall("unlisted")
 
-    result = run(handler)
+    with pytest.warns(SourceWarning, match="the agent 'unlisted' may not be spawned"):
+        result = run(handler)
 
     assert "list it in spawnable_agents=[...] of 'tester'" in str(result.error)
     assert result.error.where.startswith(f"{__file__}:")
@@ -428,7 +445,8 @@ def test_an_agent_without_any_tool_is_not_said_to_have_none_to_choose_from() -> 
     def handler(_: Any) -> Any:
         yield from call("fetch", str)
 
-    error = str(run(handler, tools=[], spawnable_agents=[]).error)
+    with pytest.warns(SourceWarning, match="the tool 'fetch' is not available"):
+        error = str(run(handler, tools=[], spawnable_agents=[]).error)
 
     assert "Available tools: none" not in error
     assert "tools=[...]" in error
