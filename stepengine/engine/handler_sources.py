@@ -254,7 +254,8 @@ def _agent_problem(agent: object, scope: _Scope) -> str:
 
 def _function_of(fn: object) -> FunctionType | None:
     """Return the function whose code runs when *fn* is called, ``None`` where that is not Python code."""
-    found: Any = inspect.unwrap(unwrapped(fn)) if callable(fn) else None
+    found: Any = unwrapped(fn)
+    found = inspect.unwrap(found) if callable(found) else None
     found = getattr(found, "__func__", found)
     return found if isinstance(found, FunctionType) else None
 
@@ -295,7 +296,7 @@ def _parse(function: ast.FunctionDef | ast.AsyncFunctionDef) -> _Source:
     calls: list[_Call] = []
     local: set[str] = set()
     for node in [inner for statement in function.body for inner in ast.walk(statement)] + list(ast.walk(function.args)):
-        local.update(_bound_names(node))
+        local.update(filter(None, _bound_names(node)))
         if isinstance(node, ast.Expr):
             is_call = isinstance(node.value, ast.Call)
             name = _dotted(node.value.func if isinstance(node.value, ast.Call) else node.value)
