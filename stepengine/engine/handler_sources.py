@@ -136,11 +136,17 @@ def check_agent_sources(
     for tool in tools:
         # A tool that comes with the package is made when it is first used.
         if isinstance(tool, Tool) and not isinstance(tool, LateTool):
-            carried = uses.get(tool.spec.name, ((), ()))
-            own = attrs.evolve(
-                names, offered={*names.offered, *carried[0]}, agents=dict.fromkeys([*names.agents, *carried[1]])
-            )
-            _check_tool(tool, own)
+            _check_tool(tool, _names_of_body(tool.spec.name, names, uses))
+
+
+def _names_of_body(name: str, names: Names, uses: Mapping[str, tuple[Collection[str], Collection[str]]]) -> Names:
+    """Return what the body of a tool may name: what its agent may, and what it carries itself."""
+    # The body of a carried tool also has what its callers carry, and any tool that carries others may be among these.
+    is_carried = any(name in tools for tools, _ in uses.values())
+    carried = list(uses.values()) if is_carried else [uses[name]] if name in uses else []
+    offered = dict.fromkeys([*names.offered, *[tool for tools, _ in carried for tool in tools]])
+    agents = dict.fromkeys([*names.agents, *[agent for _, ids in carried for agent in ids]])
+    return attrs.evolve(names, offered=offered, agents=agents)
 
 
 def _check_tool(tool: Tool[..., Any], names: Names) -> None:

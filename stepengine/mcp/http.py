@@ -23,7 +23,7 @@ from stepengine.data.visible import visible
 from stepengine.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
 from stepengine.tooling.conversion import cut
 
-__all__ = ("ANSWER", "RUN", "EndpointAnswers", "HttpAnswer", "McpRun")
+__all__ = ("ANSWER", "NO_RUN", "RUN", "EndpointAnswers", "HttpAnswer", "McpRun")
 
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals that another try may not meet."""
@@ -68,7 +68,8 @@ class McpRun:
     params: JsonValue = None
 
 
-RUN: ContextVar[McpRun] = ContextVar("stepengine_mcp_run", default=McpRun())
+NO_RUN = McpRun()
+RUN: ContextVar[McpRun] = ContextVar("stepengine_mcp_run", default=NO_RUN)
 """The run that the request is sent for which is sent now."""
 
 

@@ -30,7 +30,7 @@ from stepengine.errors import DataError, DefinitionError, PerformError, StepEngi
 from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, OWNER_IDLE_SECONDS, RUN_LIST_BYTES, TOOLS
 from stepengine.mcp.asking import STYLE, ServerQuestions, bounded_requests
 from stepengine.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
-from stepengine.mcp.http import RUN, McpRun
+from stepengine.mcp.http import NO_RUN, RUN, McpRun
 from stepengine.mcp.listing import (
     ListedTool,
     annotations_of,
@@ -53,7 +53,6 @@ __all__ = ("McpTools", "mcp_tools")
 
 CATEGORY = "mcp"
 END_SECONDS = 10.0
-NO_RUN = McpRun()
 GREW = "list_changed"
 """What stands in a pending result while the run asks for a list of tools that has changed."""
 SETTLED = ("ok", "error")
@@ -539,7 +538,7 @@ class McpTools:
         style = waits.get("style", 1)
         for _ in range(self._asking.rounds):
             answers = yield from self._asking.answered(waits["requests"], style)
-            outcome = yield from Perform(
+            outcome: Any = yield from Perform(
                 partial(self.going_on, run=known.run), listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
             if "requests" not in outcome:

@@ -217,6 +217,13 @@ def test_a_tool_that_yields_may_name_what_its_agent_or_itself_carries() -> None:
         yield from call(look, "a")
         yield from call(pay, 1)
 
+    @tool(uses=[pay, settle])
+    def around() -> Any:
+        """Settle twice."""
+        yield from call(settle)
+
+    # What calls a carried tool carries that tool's needs, too.
+    assert [] == found(agent(None, around))
     said = "tool 'settle': the tool 'pay' is not available. List it in uses=[...] of the tool 'settle'."
     assert [said] == [text for _, text in found(agent(None, settle))]
     assert [] == found(agent(None, settle_by_itself))

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, Parallel, RunStatus, ToolCall
+from stepengine import AgentDefinition, Engine, Parallel, RunStatus, ToolCall, ToolMessage
 from stepengine.errors import DefinitionError
 from stepengine.mcp import McpRun, mcp_tools
 from stepengine.testing import ScriptedModel, tool_call
@@ -375,7 +375,7 @@ async def test_a_function_that_signs_requests_knows_the_run_and_owners_share_no_
         return {"Authorization": f"Bearer {run.owner} {run.params['tenant']}"}
 
     source = mcp_tools(of_users, name="far", protocol="legacy", auth=auth)
-    model = ScriptedModel(lambda request, _: "ok" if len(request.messages) > 1 else FAR)
+    model = ScriptedModel(lambda asked: "ok" if isinstance(asked.messages[-1], ToolMessage) else FAR)
     async with Engine([agent(source)], models=model) as engine:
         asked = [("ann", 1), ("bob", 2), ("ann", 3)]
         ran = [
@@ -386,7 +386,7 @@ async def test_a_function_that_signs_requests_knows_the_run_and_owners_share_no_
         )
 
     assert [["seen"]] * 3 == [[one.result.text for one in result.tool_calls] for result in ran]
-    assert {(r.run_id, owner, str({"tenant": n})) for r, (owner, n) in zip(ran, asked, strict=True)} == runs
+    assert {(r.state.run_id, owner, str({"tenant": n})) for r, (owner, n) in zip(ran, asked, strict=True)} == runs
     calls = sorted(token for method, _, token in OfUsers.seen if method == "tools/call")
     assert ["ann 1", "ann 3", "bob 2"] == calls
     assert {("1", "ann"), ("2", "bob")} == {(session, token.partition(" ")[0]) for _, session, token in OfUsers.seen}
@@ -400,7 +400,7 @@ async def test_the_session_of_an_owner_who_sends_nothing_is_closed_and_opened_ag
     source = mcp_tools(
         of_users, name="far", protocol="legacy", auth=lambda run: {"Authorization": f"Bearer {run.owner}"}
     )
-    model = ScriptedModel(lambda request, _: "ok" if len(request.messages) > 1 else FAR)
+    model = ScriptedModel(lambda asked: "ok" if isinstance(asked.messages[-1], ToolMessage) else FAR)
     async with Engine([agent(source)], models=model) as engine:
         for owner in ("ann", "bob", "ann"):
             result = await engine.run("worker", "Go.", user_id=owner)
@@ -420,8 +420,11 @@ async def test_the_client_names_itself_with_its_version(of_users: str, agent: An
 
 
 def test_a_function_that_does_not_take_the_run_is_refused() -> None:
+    def auth() -> dict[str, str]:
+        return {"Authorization": "Bearer any"}
+
     with pytest.raises(DefinitionError, match=r"Write `def auth\(run\)"):
-        mcp_tools("https://example.com/mcp", name="far", auth=dict)
+        mcp_tools("https://example.com/mcp", name="far", auth=auth)
 
 
 async def test_an_endpoint_that_fails_for_now_is_tried_again(
