@@ -25,17 +25,20 @@ from stepengine import (
     RunResult,
     RunStatus,
     StepWith,
+    TextPart,
     ToolCall,
+    ToolCallPart,
     UserMessage,
     call,
     tool,
 )
+from stepengine.data.models import ModelReply
 from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import DefinitionError, HandlerError, StepEngineError
 from stepengine.events import LogLine, Warned
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import read_files, spawn_tools
+from stepengine.tools import control_tools, read_files, spawn_tools
 
 
 class Budget(BaseModel):
@@ -537,3 +540,18 @@ def test_a_plain_function_among_the_tools_is_told_with_the_decorator_that_is_mis
 
     with pytest.raises(DefinitionError, match="put @tool above def look"):
         AgentDefinition("a", tools=[look])
+
+
+@pytest.mark.spec("generator-contract:T23")
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with words"])
+def test_a_turn_that_a_thought_alone_ends_is_warned_about(is_alone: bool) -> None:
+    thought = ToolCallPart("c1", "think_deeply", {"thought": "Hm."})
+    reply = ModelReply((thought,) if is_alone else (TextPart("Done."), thought))
+    thinker = AgentDefinition("thinker", model="test/m", tools=["think_deeply"])
+
+    with Engine([thinker], control_tools(), models=ScriptedModel([reply])) as engine:
+        result = engine.run_sync("thinker", "Go.")
+
+    assert RunStatus.COMPLETED is result.status
+    said = [one for one in result.warnings if "the turn of agent 'thinker' ended after 'think_deeply' alone" in one]
+    assert int(is_alone) == len(said)
