@@ -14,8 +14,9 @@ import linecache
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 import attrs
 from attrs import frozen
@@ -39,9 +40,11 @@ YIELDABLES: Collection[object] = {*rows_for("handler"), *rows_for("hook"), *rows
 HELPERS: Collection[object] = (best_of, call, map_agents, retry)
 CALLS_A_TOOL: Collection[object] = (ToolCall, call)
 CALLS_AN_AGENT: Collection[object] = (AgentCall, map_agents, best_of)
-# Files are read again when an engine is built again. Services build few engines, and tests many of the same files.
+# A file is parsed once for all of its functions.
 MAX_FILES = 64
 MISSING = object()
+# A service may build a definition for each run, all of the same code.
+PARSED: WeakKeyDictionary[CodeType, _Source | None] = WeakKeyDictionary()
 SHOWN: dict[str, dict[Any, Any]] = {}
 
 
@@ -268,7 +271,9 @@ def _function_of(fn: object) -> FunctionType | None:
 
 def _source_of(function: FunctionType) -> _Source | None:
     code = function.__code__
-    return _read(_text_of(function)).get((code.co_firstlineno, code.co_name))
+    if code not in PARSED:
+        PARSED[code] = _read(_text_of(function)).get((code.co_firstlineno, code.co_name))
+    return PARSED[code]
 
 
 def _text_of(function: FunctionType) -> str:
