@@ -175,20 +175,31 @@ class _Stderr:
 
 
 class _Warned:
-    """Shows warnings: what a person at a terminal can do something about as one line, once, without where it was raised."""
+    """Shows warnings: those about agent files as one line, once, with the line that is meant; others as Python does."""
 
     def __init__(self, before: Callable[..., None]) -> None:
         self._before = before
         self._told: set[str] = set()
 
-    def __call__(self, message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+    def __call__(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        *more: object,
+        **named: object,
+    ) -> None:
+        from stepengine.engine.handler_sources import SourceWarning
         from stepengine.engine.loading import BrokenFile
 
-        if not issubclass(category, BrokenFile):
-            self._before(message, category, *where, **more)
-        elif str(message) not in self._told:
-            self._told.add(str(message))
-            complain(str(message))
+        if not issubclass(category, BrokenFile | SourceWarning):
+            self._before(message, category, filename, lineno, *more, **named)
+            return
+        text = f"{filename}:{lineno}: {message}" if issubclass(category, SourceWarning) else str(message)
+        if text not in self._told:
+            self._told.add(text)
+            complain(text)
 
 
 def explain_errors(command: Callable[[], Exit]) -> Exit:

@@ -12,7 +12,7 @@ from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured
-from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.json import JsonDict, JsonValue, freeze_object
 from stepengine.data.messages import Message, ToolResult, UserMessage, tuple_of
 from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.transcript import Transcript
@@ -190,6 +190,7 @@ class HookContext:
         session_id: The conversation's id, if there is one.
         user_id: The user's id, if the caller gave one.
         metadata: The caller's metadata.
+        params: The run's params as JSON; ``None`` if it has none.
         values: What hooks of this run shared through ``Change(values=...)``; read-only.
         step_index: The step that runs or comes next, from 0.
         path: The run's path in the tree; ``""`` for the root.
@@ -209,6 +210,7 @@ class HookContext:
     session_id: str | None = None
     user_id: str | None = None
     metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
+    params: JsonValue = None
     values: Mapping[str, Any] = attrs.field(factory=dict)
     step_index: int = 0
     path: str = ""

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
+from types import GeneratorType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from stepengine.errors import DataError
@@ -20,6 +21,7 @@ from stepengine.errors import DataError
 __all__ = (
     "ABSENT",
     "NOT_AWAITED",
+    "NOT_YIELDED",
     "JsonDict",
     "JsonDifference",
     "JsonList",
@@ -40,6 +42,7 @@ __all__ = (
 
 JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | list[JsonValue] | None"
 
+NOT_YIELDED = "a generator does nothing by itself: write `yield from` before it, as in `found = yield from call(...)`"
 NOT_AWAITED = "it was not awaited: write `await` where that is possible, and `yield from Perform(fn, ...)` in a handler"
 MAX_DEPTH = 200
 """How deep a value is nested at most: a value of a tool, an agent, a model."""
@@ -248,6 +251,8 @@ def hint_about(value: object) -> str:
     kind = type(value)
     if hasattr(kind, "__await__"):
         return f"; {NOT_AWAITED}"
+    if kind is GeneratorType:
+        return f"; {NOT_YIELDED}"
     hint: str = getattr(kind, "_not_json", "")
     return f"; {hint}" if hint else ""
 

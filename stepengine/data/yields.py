@@ -94,6 +94,7 @@ class _Iterated:
     """
 
     __slots__ = ()
+    _not_json: ClassVar[str] = "it was not yielded: write `yield from` before it"
 
     if TYPE_CHECKING:
 

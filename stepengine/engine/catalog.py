@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +29,7 @@ from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine import packages
+from stepengine.engine.handler_sources import Names, check_agent_sources, check_hook_sources
 from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
 from stepengine.engine.schemas import Compiled, compile_schemas
 from stepengine.errors import AgentError, DataError, DefinitionError
@@ -190,6 +192,7 @@ class Catalog:
         permissions: Policy | PolicyFile | None = None,
     ) -> None:
         check_hooks("the engine", hooks)
+        check_hook_sources("the engine", hooks)
         self._permissions, self.policy_file = _judges(permissions)
         self._limits = limits
         self._hooks = hooks
@@ -321,6 +324,16 @@ class Catalog:
         ids: dict[str, Agent | AgentDefinition] = {**self._agents, **definitions}
         made = {key: self._published_as(d) or self._agent_of(d, family, ids) for key, d in definitions.items()}
         family.update(made)
+        used = Counter([id(agent.definition.handle_steps) for agent in family.values()])
+        for agent in made.values():
+            listed = [
+                self._tools[tool] for tool in agent.definition.tools if isinstance(tool, str) and tool in self._tools
+            ]
+            own = [tool for tool in agent.definition.tools if isinstance(tool, ToolLike)]
+            is_shared = used[id(agent.definition.handle_steps)] > 1
+            names = Names(agent.tools, agent.offered, agent.spawnable, is_open=bool(agent.hooks.pre_run))
+            tools = with_carried([*own, *listed])
+            check_agent_sources(agent.definition, names, tools, agent.uses, is_shared=is_shared)
         return made
 
     def _published_as(self, definition: AgentDefinition) -> Agent | None:

@@ -556,6 +556,7 @@ def with_prompt(plan: RunPlan, state: AgentState) -> AgentState:
         session_id=plan.info.session_id,
         user_id=plan.info.user_id,
         metadata=plan.info.metadata,
+        params=plan.params_json,
         path=plan.path,
         now=plan.created,
         logger=_PromptLogger(plan),

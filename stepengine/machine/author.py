@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from stepengine.data.alike import did_you_mean, list_names
 from stepengine.data.functions import innermost_own, is_thrown_away
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import NOT_AWAITED, JsonDict
+from stepengine.data.json import NOT_AWAITED, NOT_YIELDED, JsonDict
 from stepengine.data.programs import RunsProgram
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELD_FROM, Sentinel
@@ -33,7 +33,6 @@ UNKNOWN_KEYWORD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword arg
 MAX_CLOSES = 3
 SHOWN = 80
 MEMBERS = 6
-NOT_YIELDED = "a generator does nothing by itself: write `yield from` before it, as in `found = yield from call(...)`"
 TOOL_KEYS = ("toolName", "tool_name", "tool", "name")
 INPUT_KEYS = ("input", "args", "arguments", "params")
 OTHER_KINDS = {

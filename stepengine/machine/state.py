@@ -315,6 +315,7 @@ class RunState:
             session_id=plan.info.session_id,
             user_id=plan.info.user_id,
             metadata=plan.info.metadata,
+            params=plan.params_json,
             values=JsonDict(self._values),
             step_index=self.step,
             path=plan.path,

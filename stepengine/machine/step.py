@@ -195,6 +195,8 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         yield from hooks.post_step(run, reply.model) if points.post_step else ()
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
+        if ended and not reply.has_words:
+            _warn_of_silence(run, calls)
         if watched():
             yield Notify(_finished_event(run, ended, COMPLETED))
     except BaseException as error:
@@ -588,6 +590,17 @@ def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
     if ended or "task_completed" in run.offered:
         return ended
     return not forced if calls else not run.only_thoughts
+
+
+def _warn_of_silence(run: RunState, calls: Sequence[ToolMember]) -> None:
+    """Warn about a turn that a thought alone ends; a handler decides itself what comes next."""
+    if not calls or run.agent.handle_steps is not None or run.output.is_given:
+        return
+    if all(call.asked.tool_name == "think_deeply" for call in calls):
+        run.side_events.warn(
+            f"the turn of agent {run.agent.id!r} ended after 'think_deeply' alone, so it has no answer. Say in its prompt that it "
+            "calls 'think_deeply' together with its answer or with another tool"
+        )
 
 
 def _may_end(run: RunState) -> Flow[bool]:

@@ -16,9 +16,10 @@ Begin with ``source`` and ``connection``; ``serving`` for the other direction.
 
 from __future__ import annotations
 
+from stepengine.mcp.http import McpRun
 from stepengine.mcp.notices import Notice
 from stepengine.mcp.results import Blob, blobs_of
 from stepengine.mcp.serving import AgentServer, Offered
 from stepengine.mcp.source import McpTools, mcp_tools
 
-__all__ = ("AgentServer", "Blob", "McpTools", "Notice", "Offered", "blobs_of", "mcp_tools")
+__all__ = ("AgentServer", "Blob", "McpRun", "McpTools", "Notice", "Offered", "blobs_of", "mcp_tools")

@@ -18,6 +18,8 @@ CLOSE_SECONDS = 2.0
 RESTART_WAITS = (0.5, 2.0)
 """How long is waited before a server is started again, in one run; after the last one it is gone."""
 RUNS_KEPT = 1_000
+OWNER_IDLE_SECONDS = 600.0
+"""How long the session of one owner stays open without a request."""
 
 # lists
 PAGES = 100

@@ -35,11 +35,12 @@ from stepengine.mcp._caps import (
     TOOLS,
 )
 from stepengine.mcp.asking import roots_of
-from stepengine.mcp.http import ANSWER, EndpointAnswers, HttpAnswer
+from stepengine.mcp.http import ANSWER, RUN, EndpointAnswers, HttpAnswer
 from stepengine.mcp.notices import LogLevel, Notice, Notices
 from stepengine.mcp.sifting import TASK, Sift
 from stepengine.mcp.stdio import Pipe, ServerProgram
 from stepengine.runtime.logs import LOGGER
+from stepengine.system.installed import installed_version
 from stepengine.tooling.conversion import cut
 
 if TYPE_CHECKING:
@@ -214,6 +215,7 @@ class _Live:
 
     def _make_client(self) -> Client:
         from mcp import Client
+        from mcp_types import Implementation
 
         options = self._options
         server: Any = options.server
@@ -236,6 +238,7 @@ class _Live:
             logging_callback=self._notices.log,
             log_level=options.log_level or lowest,
             message_handler=self._notices.take,
+            client_info=Implementation(name="stepengine", version=installed_version("stepengine") or "0"),
         )
 
     def _version(self) -> str | None:
@@ -385,6 +388,7 @@ class ServerConnection:
         offered: Those of them that runs are given.
         promises: The output schemas of that list.
         is_stale: Whether the server said since that it is another one by now.
+        used_at: When it was last asked for, by the clock of the loop.
     """
 
     def __init__(self, options: ConnectionOptions) -> None:
@@ -402,6 +406,12 @@ class ServerConnection:
         self.offered: dict[str, str] = {}
         self.promises: dict[str, Mapping[str, Any]] = {}
         self.is_stale = False
+        self.used_at = self._loop.time()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is open."""
+        return not self._open
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -680,8 +690,10 @@ def require_package() -> None:
 
 
 def _apart(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
-    """Begin a task that does not belong to the tool call which happens to be the first to need it, and ends with it."""
-    return asyncio.create_task(work, name=name, context=Context())
+    """Start a task that does not end with the tool call that needs it first. Of its context only the run is kept."""
+    context = Context()
+    context.run(RUN.set, RUN.get())
+    return asyncio.create_task(work, name=name, context=context)
 
 
 async def _given_up(task: asyncio.Task[None]) -> None:

@@ -18,11 +18,12 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.json import JsonValue
 from stepengine.data.visible import visible
 from stepengine.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
 from stepengine.tooling.conversion import cut
 
-__all__ = ("ANSWER", "EndpointAnswers", "HttpAnswer")
+__all__ = ("ANSWER", "NO_RUN", "RUN", "EndpointAnswers", "HttpAnswer", "McpRun")
 
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals that another try may not meet."""
@@ -51,14 +52,35 @@ ANSWER: ContextVar[HttpAnswer | None] = ContextVar("stepengine_mcp_answer", defa
 """Where the answer to the request is noted that is sent now; ``None`` for the greeting."""
 
 
+@attrs.frozen
+class McpRun:
+    """
+    The run that a request to an MCP server is sent for.
+
+    Attributes:
+        id: The run's id.
+        owner: The user of the run, its ``user_id``; ``""`` if it has none.
+        params: The run's params as JSON; ``None`` if it has none.
+    """
+
+    id: str = ""
+    owner: str = ""
+    params: JsonValue = None
+
+
+NO_RUN = McpRun()
+RUN: ContextVar[McpRun] = ContextVar("stepengine_mcp_run", default=NO_RUN)
+"""The run that the request is sent for which is sent now."""
+
+
 ELSE = "its reply is a message of the protocol, and none to what was asked"
 
 
-async def _send_signed(give: Callable[[], Any], request: Any) -> AsyncGenerator[Any, Any]:
-    """Send a request with the headers that a caller gives; it is asked once more when they are refused."""
+async def _send_signed(give: Callable[[McpRun], Any], request: Any) -> AsyncGenerator[Any, Any]:
+    """Send a request with the headers that *give* returns for the run; it is called once more when they are refused."""
     before: dict[str, str] | None = None
     for _ in range(2):
-        given = give()
+        given = give(RUN.get())
         headers = dict(await given if inspect.isawaitable(given) else given)
         if headers == before:
             return

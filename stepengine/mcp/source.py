@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 import attrs
 
 from stepengine.data.events import ToolProgress
+from stepengine.data.functions import takes_one_argument
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.messages import CUT_OFF, ToolResult
@@ -26,9 +27,10 @@ from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
 from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
-from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
+from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, OWNER_IDLE_SECONDS, RUN_LIST_BYTES, TOOLS
 from stepengine.mcp.asking import STYLE, ServerQuestions, bounded_requests
 from stepengine.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
+from stepengine.mcp.http import NO_RUN, RUN, McpRun
 from stepengine.mcp.listing import (
     ListedTool,
     annotations_of,
@@ -100,8 +102,9 @@ def mcp_tools(
         cwd: The folder that the process works in.
         headers: HTTP headers of every request to a URL, such as its authorization.
         auth: What signs requests to a URL: an ``Auth`` of httpx2 or httpx, such as ``OAuthClientProvider`` of the package
-            ``mcp``; or a function, ``async`` or not, that returns headers. It is asked before every request, and once more
-            when these headers are refused with 401.
+            ``mcp``; or a function of the ``McpRun``, ``async`` or not, that returns headers. It is called before every
+            request, and once more when these headers are refused with 401. With a function each owner has a session of
+            its own.
         include: The server's names of the tools to take; all by default.
         exclude: The server's names of tools to leave out.
         resources: Whether to offer ``mcp_resources_NAME``, which lists them, and ``mcp_read_NAME``, which reads one.
@@ -182,6 +185,12 @@ def _check(
             f"function that returns headers, not a {type(auth).__name__}"
         )
         raise DefinitionError(msg)
+    if callable(auth) and not hasattr(auth, "async_auth_flow") and not takes_one_argument(auth):
+        msg = (
+            f"the function auth= of the MCP server {name!r} takes one argument, the run that the request is for. Write "
+            "`def auth(run): ...`; it has run.id, run.owner and run.params"
+        )
+        raise DefinitionError(msg)
     if results not in get_args(Channel):
         msg = f"results= of the MCP server {name!r} is one of {', '.join(get_args(Channel))}, not {results!r}"
         raise DefinitionError(msg)
@@ -255,7 +264,9 @@ class McpTools:
         self._defer = defer
         self._pins = pins
         self._asking = ServerQuestions(options.name, options.roots or ())
-        self._connections: dict[int, ServerConnection] = {}
+        self._by_owner = callable(options.auth) and not hasattr(options.auth, "async_auth_flow")
+        self._connections: dict[tuple[int, str], ServerConnection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._is_shared = False
         renewed(self)
 
@@ -263,6 +274,7 @@ class McpTools:
         """Start servers anew: those of a forked child's parent answer the parent."""
         leave(list(self._connections.values()))
         self._connections.clear()
+        self._closing.clear()
 
     def for_engine(self) -> McpTools:
         """Return the same source for one engine: closing it ends a server only when no other engine has it."""
@@ -282,8 +294,9 @@ class McpTools:
 
     def pre_run(self, ctx: HookContext) -> Generator[Any, Any, Change]:
         """Look the list up, or read it from the record, and give the run its tools."""
+        run = McpRun(ctx.state.run_id, ctx.user_id or "", ctx.params)
         try:
-            recorded = yield from Perform.idempotent(self.listing, self.name)
+            recorded = yield from Perform.idempotent(partial(self.listing, run=run), self.name)
         except PerformError as error:
             kind = ToolServerError if error.kind in GONE else ToolError
             raise kind(_cause(error)) from error
@@ -291,14 +304,13 @@ class McpTools:
             line = f"The MCP server {self.name!r} has something that is left out: {reason}"
             ctx.logger.warning(line)
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
-        known = _ServerOfRun({one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
+        known = _ServerOfRun(run, {one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
         known.count(len(listed), recorded)
         tools = self._tools_of(listed, known)
-        beside: list[ToolLike] = (
-            [prompt_tool(self.name, recorded["prompts"], self.session)] if recorded["prompts"] else []
-        )
+        session = partial(self.session, run)
+        beside: list[ToolLike] = [prompt_tool(self.name, recorded["prompts"], session)] if recorded["prompts"] else []
         if self._resources:
-            beside += resource_tools(self.name, self.session)
+            beside += resource_tools(self.name, session)
         return Change(tools=(*tools, *beside))
 
     def _tools_of(self, listed: Sequence[ListedTool], known: _ServerOfRun) -> list[ToolLike]:
@@ -314,7 +326,7 @@ class McpTools:
         annotations = annotations_of(listed.hints, trusted=self._trusts)
 
         async def run(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
-            result = await self._call(listed, ctx, input)
+            result = await self._call(listed, known.run, ctx, input)
             return await self._pending_for_new_tools(result, known) if ctx.is_of_run else result
 
         return _ServerTool(
@@ -332,23 +344,40 @@ class McpTools:
 
     # --- outside of the machine -----------------------------------------------------------------------------------------
 
-    async def session(self) -> tuple[ServerConnection, Any]:
-        """Return the connection of the running event loop, and its session."""
-        connection = self._connection()
+    async def session(self, run: McpRun) -> tuple[ServerConnection, Any]:
+        """Return the connection for a run in the running event loop, and its session."""
+        connection = self._connection(run)
         return connection, await connection.session()
 
-    def _connection(self) -> ServerConnection:
+    def _connection(self, run: McpRun) -> ServerConnection:
+        """Return the connection for a run in the running event loop. What the caller sends from now on is for that run."""
+        RUN.set(run)
         loop = asyncio.get_running_loop()
-        found = self._connections.get(id(loop))
+        # A session has the rights of who opened it, so no other owner may use it.
+        key = (id(loop), run.owner if self._by_owner else "")
+        found = self._connections.get(key)
         if found is None or found.loop is not loop:
             # In place, since all engines that list the source have the same ones.
-            for key in [k for k, c in list(self._connections.items()) if c.loop.is_closed()]:
-                self._connections.pop(key, None)
-            found = self._connections[id(loop)] = ServerConnection(self._options)
+            for closed in [k for k, c in list(self._connections.items()) if c.loop.is_closed()]:
+                self._connections.pop(closed, None)
+            found = self._connections[key] = ServerConnection(self._options)
         found.taken_by(self)
+        found.used_at = loop.time()
+        if self._by_owner:
+            self._close_idle(loop, found)
         return found
 
-    async def listing(self, name: str) -> dict[str, Any]:
+    def _close_idle(self, loop: asyncio.AbstractEventLoop, used: ServerConnection) -> None:
+        """Close the sessions of other owners that were not used for long; they are opened again when they are needed."""
+        before = loop.time() - OWNER_IDLE_SECONDS - self._options.timeout
+        for key, one in list(self._connections.items()):
+            if one is not used and one.loop is loop and one.is_idle and one.used_at < before:
+                self._connections.pop(key, None)
+                closing = loop.create_task(one.aclose())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+
+    async def listing(self, name: str, *, run: McpRun = NO_RUN) -> dict[str, Any]:
         """
         Ask the server *name* for its lists.
 
@@ -356,7 +385,7 @@ class McpTools:
             ToolServerError: when it cannot be asked.
             DefinitionError: when two of its tools have one name.
         """
-        connection = self._connection()
+        connection = self._connection(run)
         try:
             raw = await connection.listed(prompts=self._prompts)
         except ToolServerError:
@@ -390,29 +419,31 @@ class McpTools:
         """The digests that definitions must have, by the server's name of the tool; fit for ``mcp_tools(pins=...)``."""
         return dict(self._pins)
 
-    async def _call(self, listed: ListedTool, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
+    async def _call(self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
         """Call a tool; what the server wants to know first makes the result a pending one."""
         try:
-            return await self._try_call(listed, ctx, input)
+            return await self._try_call(listed, run, ctx, input)
         except Lost as lost:
             if not (self._trusts and listed.hints.get("idempotentHint")):
                 return failed_result(self.name, lost)
         except ToolError as error:
             return failed_result(self.name, error)
         try:
-            return await self._try_call(listed, ctx, input)  # the caller vouches for it (reliability:MC14)
+            return await self._try_call(listed, run, ctx, input)  # the caller vouches for it (reliability:MC14)
         except ToolError as error:
             return failed_result(self.name, error)
 
-    async def _try_call(self, listed: ListedTool, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
-        connection = self._connection()
+    async def _try_call(
+        self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]
+    ) -> ToolResult:
+        connection = self._connection(run)
 
         async def progress(done: float, total: float | None, message: str | None) -> None:
             percent = min(100.0, max(0.0, 100 * done / total)) if total else None
             ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
 
         session = await connection.session((*ctx.ancestor_run_ids, ctx.run_id)[0])
-        refusal = await self._why_changed(connection, listed)
+        refusal = await self._why_changed(connection, listed, run)
         if refusal:
             return error_result(refusal)
         more: dict[str, Any] = {"task": {}} if listed.task else {}
@@ -426,10 +457,12 @@ class McpTools:
             ctx.of_run(("mcp", ticket), partial(_HeldRequest, connection, ticket))
         return self._result_or_wait(connection, listed, outcome, ticket)
 
-    async def _why_changed(self, connection: ServerConnection, listed: ListedTool) -> str:
+    async def _why_changed(self, connection: ServerConnection, listed: ListedTool, run: McpRun) -> str:
         """Return why a tool is not what the run's list says; ``""`` when it is."""
         if not connection.digests or connection.is_stale:
-            await self.listing(self.name)  # the list came out of a record, or the server has another one by now
+            await self.listing(
+                self.name, run=run
+            )  # the list came out of a record, or the server has another one by now
         now = connection.digests.get(listed.name)
         if now == listed.digest:
             return ""
@@ -457,10 +490,10 @@ class McpTools:
         """Return a result as pending when the server has tools by now that the run does not know: the run asks for them first."""
         if result.status not in SETTLED or any(effect.kind == CUT_OFF for effect in result.side_effects):
             return result
-        connection = self._connection()
+        connection = self._connection(known.run)
         if connection.is_stale:
             try:
-                await self.listing(self.name)
+                await self.listing(self.name, run=known.run)
             except StepEngineError as error:
                 LOGGER.warning(
                     "the MCP server %r has another list of tools, and does not give it: %s", self.name, error
@@ -476,7 +509,7 @@ class McpTools:
         """Give the run the tools that it does not know, and return the result that the call had."""
         settled = attrs.evolve(given, status=said[GREW], structured=said["data"])
         try:
-            recorded = yield from Perform.idempotent(self.listing, self.name)
+            recorded = yield from Perform.idempotent(partial(self.listing, run=known.run), self.name)
         except PerformError:
             return settled
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
@@ -505,8 +538,8 @@ class McpTools:
         style = waits.get("style", 1)
         for _ in range(self._asking.rounds):
             answers = yield from self._asking.answered(waits["requests"], style)
-            outcome = yield from Perform(
-                self.going_on, listed.to_json(), input, waits["ticket"], waits["state"], answers
+            outcome: Any = yield from Perform(
+                partial(self.going_on, run=known.run), listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
             if "requests" not in outcome:
                 return self._recorded_result(listed, outcome, style)
@@ -526,9 +559,11 @@ class McpTools:
         ticket: str,
         state: str | None,
         answers: Mapping[str, Any],
+        *,
+        run: McpRun,
     ) -> JsonValue:
         """Give the server the answers, and return what it gave for the call: a result, an error, or more questions."""
-        connection = self._connection()
+        connection = self._connection(run)
         listed = ListedTool.from_json(tool)
         call = connection.open_call(ticket)
         try:
@@ -576,6 +611,9 @@ class McpTools:
         An engine that is closed ends those which no other engine has.
         """
         here = asyncio.get_running_loop()
+        closing = [task for task in self._closing if task.get_loop() is here]
+        if closing:
+            await asyncio.wait(closing)
         for key, connection in list(self._connections.items()):
             if self._is_shared and not connection.given_back_by(self):
                 continue
@@ -602,10 +640,12 @@ class _ServerOfRun:
     What one run has of a server.
 
     Attributes:
+        run: The run.
         digests: The digests of its tools, by the server's names.
         taken: Names of tools that the run had before, which no server's tool takes the place of.
     """
 
+    run: McpRun
     digests: dict[str, str]
     taken: frozenset[str]
     tools_left: int = TOOLS

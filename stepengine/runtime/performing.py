@@ -63,6 +63,7 @@ from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.waiting import Awaited, ChildRef, Received
 from stepengine.errors import (
+    AgentError,
     ContextOverflow,
     DataError,
     LimitExceeded,
@@ -518,7 +519,10 @@ class Innermost:
                     self._tree.hub.warnings.append(
                         f"a message on {topic!r} (id {message.id!r}) was left out, since it does not fit what waits for it: {problem}"
                     )
-                came = await self._in_time(item, effect, mail.arrival)
+                try:
+                    came = await self._in_time(item, effect, mail.arrival)
+                except AgentError as error:
+                    return self._failure(item, error)
                 if came is not None:
                     return came
 

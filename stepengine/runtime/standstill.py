@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepengine.data.effects import RUNS, AskPerson, AwaitMessage, AwaitRuns, AwaitTime, Spawn
 from stepengine.data.waiting import Waits
+from stepengine.errors import AgentError
 from stepengine.runtime.performer import Item, child_path
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Standstill:
         if come:
             come[0].result()
             return True
+        over.result()
         if waits:
             self.waits[address] = waits
         return False
@@ -140,7 +142,21 @@ class Standstill:
             tree.is_replaying = False
             _end(self.held.values())
         elif tree.may_suspend([one for parked in self.parked.values() for one in parked.waits]):
-            _end([parked.over for parked in self.parked.values()])
+            unreachable = self._unreachable()
+            for one in unreachable:
+                one.over.set_exception(_no_sender(one.waits[0]))
+            if not unreachable:
+                _end([parked.over for parked in self.parked.values()])
+
+    def _unreachable(self) -> list[_ParkedWait]:
+        """Return the waits for messages that no one can ever send; none in a tree that is kept or asks a person."""
+        parked = [one for one in self.parked.values() if not one.over.done()]
+        tree = self._tree
+        is_kept = tree.services.resumable or tree.root.plan.info.session_id is not None
+        is_asking = any(wait.kind == "question" for one in parked for wait in one.waits)
+        if is_asking or is_kept:
+            return []
+        return [one for one in parked if one.waits and one.waits[0].kind == "message"]
 
     def _all_rest(self) -> bool:
         tree = self._tree
@@ -188,6 +204,15 @@ class Standstill:
     def _is_parked(self, address: tuple[str, int]) -> bool:
         parked = self.parked.get(address)
         return parked is not None and not any(event.done() for event in (parked.over, *parked.events))
+
+
+def _no_sender(wait: Waits) -> AgentError:
+    whose = f" of the run {wait.path!r}" if wait.path else ""
+    msg = (
+        f"Receive({wait.topic!r}){whose} waits for a message that no one can send: the run has no journal and no handle. "
+        f"Record it with journal=FileJournal(...), or start it with engine.start(...) and call handle.post({wait.topic!r}, value)"
+    )
+    return AgentError(msg)
 
 
 def _end(waits: Iterable[asyncio.Future[None]]) -> None:

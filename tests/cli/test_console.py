@@ -145,7 +145,7 @@ async def test_a_question_is_answered_by_a_number_or_by_text(folder: Path, typed
     ]
 
 
-@pytest.mark.spec("requirements:X71")
+@pytest.mark.spec("requirements:X71", "interfaces:IF183")
 @pytest.mark.parametrize(
     ("typed", "ran"),
     [
@@ -156,9 +156,20 @@ async def test_a_question_is_answered_by_a_number_or_by_text(folder: Path, typed
         ("a\n4\nyes\n", ["git log -1", "git log --all", "git push", "git log -1"]),
         ("a\n4\ny\nn\nn\nn\nn\n", []),
         ("a\n\nn\nn\nn\nn\n", []),
-        ("a\n9\nn\nn\nn\nn\n", []),
+        ("a\n9\n\nn\nn\nn\nn\n", []),
+        ("a\nthe second\n2\nn\nn\n", ["git log -1", "git log -1"]),
     ],
-    ids=["two words and an option", "by number", "by its words", "this call", "any", "not twice", "none", "no number"],
+    ids=[
+        "two words and an option",
+        "by number",
+        "by its words",
+        "this call",
+        "any",
+        "not twice",
+        "none",
+        "no number",
+        "a text first",
+    ],
 )
 async def test_an_always_says_what_it_covers_before_it_does_and_any_input_is_asked_for_twice(
     folder: Path, typed: str, ran: list[str]
@@ -183,6 +194,7 @@ async def test_an_always_says_what_it_covers_before_it_does_and_any_input_is_ask
         "  3. git log with anything behind it",
         "  4. ANY call of sh, whatever its input",
     ]
+    assert ("type a number from 1 to 4, or Enter for none" in out) == typed.startswith(("a\n9", "a\nthe"))
     assert ([] if typed.startswith("a git") else covered) == re.findall(r"^  \d\..*", out, re.MULTILINE)
 
 

@@ -24,6 +24,7 @@ from stepengine import (
     load_agent,
 )
 from stepengine.data.limits import DEFAULT_LIMITS
+from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import BadYield, HandlerError, ToolNotAvailable
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
@@ -230,7 +231,8 @@ def wrong_calls_are_raised(_: Path) -> None:
     def handle_steps(_: Any) -> Any:
         yield ToolCall("no_such_tool", {})
 
-    error = run(handle_steps).error
+    with pytest.warns(SourceWarning, match="'no_such_tool' is not available"):
+        error = run(handle_steps).error
     assert isinstance(error, ToolNotAvailable)
     assert error.where.startswith(f"{__file__}:")
 

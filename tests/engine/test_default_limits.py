@@ -72,6 +72,7 @@ async def test_of_one_call_of_a_model_sixteen_children_start_and_eight_run_at_on
 
     @tool
     async def count() -> None:
+        """Count."""
         nonlocal running, most
         running += 1
         most = max(most, running)

@@ -25,6 +25,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.codec import to_json
+from stepengine.engine.handler_sources import SourceWarning
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.engine.sums import add
 
@@ -60,7 +61,8 @@ async def test_agents_may_spawn_each_other_within_the_depth_and_a_child_has_no_r
     leaf = AgentDefinition("leaf")
     thief = AgentDefinition("thief", handle_steps=call("leaf"))
     boss = AgentDefinition("boss", spawnable_agents=[thief, leaf], handle_steps=call("thief"))
-    await Engine([boss], models=ScriptedModel([])).run("boss")
+    with pytest.warns(SourceWarning, match="the agent 'leaf' may not be spawned"):
+        await Engine([boss], models=ScriptedModel([])).run("boss")
 
     assert "agent 'thief' may not spawn 'leaf'; it may spawn: none" in said[0][2]
 

@@ -38,6 +38,7 @@ async def test_the_last_of_many_steps_makes_no_more_calls_than_an_early_one(reco
 
     @tool(in_thread=False)
     def look() -> str:
+        """Look."""
         marks.append(calls)
         return "seen"
 
@@ -63,6 +64,7 @@ async def test_three_hundred_runs_share_one_process() -> None:
 
     @tool
     async def wait() -> str:
+        """Wait."""
         nonlocal running, most
         running += 1
         most = max(most, running)

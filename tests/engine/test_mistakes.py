@@ -25,16 +25,20 @@ from stepengine import (
     RunResult,
     RunStatus,
     StepWith,
+    TextPart,
     ToolCall,
+    ToolCallPart,
     UserMessage,
     call,
     tool,
 )
+from stepengine.data.models import ModelReply
+from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import DefinitionError, HandlerError, StepEngineError
 from stepengine.events import LogLine, Warned
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import read_files, spawn_tools
+from stepengine.tools import control_tools, read_files, spawn_tools
 
 
 class Budget(BaseModel):
@@ -214,6 +218,21 @@ def test_an_output_that_is_no_json_is_refused_where_it_has_to_be_kept(output: An
     assert Path(__file__).name in kept.error.where
     assert journal.history().is_complete
     assert "completed" not in repr(journal.records()[-1])
+
+
+@pytest.mark.spec("generator-contract:G59")
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["unrecorded", "recorded"])
+@pytest.mark.parametrize("make", [lambda: call(hidden), lambda: ToolCall("hidden")], ids=["call", "ToolCall"])
+def test_something_to_yield_that_is_returned_as_output_is_an_error(make: Any, is_recorded: bool) -> None:
+    def handler(_: Any) -> Any:
+        yield from ()
+        return make()
+
+    result = run(handler, journal=MemoryJournal() if is_recorded else None)
+
+    assert isinstance(result.error, HandlerError)
+    assert "write `yield from` before it" in str(result.error)
+    assert result.error.location.startswith(f"{__file__}:")
 
 
 def test_an_output_with_a_json_form_of_its_own_is_kept() -> None:
@@ -420,7 +439,8 @@ def test_an_agent_that_may_not_be_spawned_is_told_with_the_remedy() -> None:
     def handler(_: Any) -> Any:
         yield from AgentCall("unlisted")
 
-    result = run(handler)
+    with pytest.warns(SourceWarning, match="the agent 'unlisted' may not be spawned"):
+        result = run(handler)
 
     assert "list it in spawnable_agents=[...] of 'tester'" in str(result.error)
     assert result.error.where.startswith(f"{__file__}:")
@@ -430,7 +450,8 @@ def test_an_agent_without_any_tool_is_not_said_to_have_none_to_choose_from() -> 
     def handler(_: Any) -> Any:
         yield from call("fetch", str)
 
-    error = str(run(handler, tools=[], spawnable_agents=[]).error)
+    with pytest.warns(SourceWarning, match="the tool 'fetch' is not available"):
+        error = str(run(handler, tools=[], spawnable_agents=[]).error)
 
     assert "Available tools: none" not in error
     assert "tools=[...]" in error
@@ -521,3 +542,18 @@ def test_a_plain_function_among_the_tools_is_told_with_the_decorator_that_is_mis
 
     with pytest.raises(DefinitionError, match="put @tool above def look"):
         AgentDefinition("a", tools=[look])
+
+
+@pytest.mark.spec("generator-contract:T23")
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with words"])
+def test_a_turn_that_a_thought_alone_ends_is_warned_about(is_alone: bool) -> None:
+    thought = ToolCallPart("c1", "think_deeply", {"thought": "Hm."})
+    reply = ModelReply((thought,) if is_alone else (TextPart("Done."), thought))
+    thinker = AgentDefinition("thinker", model="test/m", tools=["think_deeply"])
+
+    with Engine([thinker], control_tools(), models=ScriptedModel([reply])) as engine:
+        result = engine.run_sync("thinker", "Go.")
+
+    assert RunStatus.COMPLETED is result.status
+    said = [one for one in result.warnings if "the turn of agent 'thinker' ended after 'think_deeply' alone" in one]
+    assert int(is_alone) == len(said)

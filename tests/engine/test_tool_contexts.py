@@ -47,6 +47,7 @@ async def test_a_body_is_told_who_calls_it_in_which_step_and_below_whom(session)
 
     @tool(in_thread=False)
     def look(ctx: ToolContext) -> str:
+        """Look."""
         where = ctx.agent_id, ctx.step_index
         seen[where] = tuple([getattr(ctx, name) for name in LINEAGE])
         lengths[where] = len(ctx.agent_state.message_history)
@@ -70,6 +71,7 @@ async def test_a_cancelled_run_sets_the_signal_before_the_body_is_interrupted(in
 
     @tool
     async def waits(ctx: ToolContext) -> None:
+        """Wait."""
         seen.append(ctx.cancelled.is_set())
         started.set()
         try:
@@ -79,6 +81,7 @@ async def test_a_cancelled_run_sets_the_signal_before_the_body_is_interrupted(in
 
     @tool
     def polls(ctx: ToolContext) -> None:
+        """Poll."""
         seen.append(ctx.cancelled.is_set())
         loop.call_soon_threadsafe(started.set)
         while not ctx.cancelled.is_set() and not release.wait(0.001):
@@ -100,6 +103,7 @@ async def test_a_cancelled_run_sets_the_signal_before_the_body_is_interrupted(in
 async def test_what_a_body_logs_and_what_it_raised_reach_the_log_of_the_engine_with_its_place(caplog):
     @tool(in_thread=False)
     def fails(ctx: ToolContext) -> None:
+        """Fail."""
         ctx.logger.info("about to fail", n=1)
         raise KeyError("gone")
 
@@ -137,6 +141,7 @@ async def test_a_cost_that_a_tool_reports_without_usage_counts_for_the_run():
 async def test_credits_and_side_effects_of_a_result_reach_the_log_and_the_totals():
     @tool(in_thread=False)
     def writes() -> ToolResult:
+        """Write."""
         return ToolResult.json({"ok": 1}, credits_used=2.5, side_effects=(SideEffect("file_written", "a.py"),))
 
     result = await Engine(models=with_child("writes")).run(family(writes), "go")

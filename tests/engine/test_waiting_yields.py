@@ -279,3 +279,53 @@ async def test_who_lost_a_race_is_not_done_again_wherever_the_process_died_after
         assert (2, 4) == result.output == again.output
         assert [] == begun
         assert [RunStatus.CANCELLED] == [child.status for child in again.children]
+
+
+@pytest.mark.spec("waiting:WT37")
+async def test_a_receive_to_which_no_one_can_send_fails_with_the_remedy() -> None:
+    result = await Engine([first]).run("first")
+
+    assert (RunStatus.FAILED, ()) == (result.status, tuple(result.waits_for))
+    assert "Receive('go') waits for a message that no one can send" in str(result.error)
+    assert "journal=FileJournal(...)" in str(result.error)
+    assert "handle.post('go', value)" in str(result.error)
+
+
+@pytest.mark.spec("waiting:WT37")
+async def test_a_child_to_which_no_one_can_send_fails_and_its_parent_is_told() -> None:
+    def starts(ctx: Any) -> Any:
+        ref = yield from Start(AgentCall(first))
+        waited = yield from Wait(ref)
+        return [str(child.error) for child in waited.done]
+
+    result = await Engine([agent(starts, first)]).run("lead")
+
+    assert RunStatus.COMPLETED is result.status
+    assert "of the run '0' waits for a message that no one can send" in str(result.output)
+
+
+@pytest.mark.spec("waiting:WT37")
+async def test_a_message_of_a_parent_or_of_a_handle_arrives_without_a_journal() -> None:
+    def tells(ctx: Any) -> Any:
+        ref = yield from Start(AgentCall(first))
+        yield from Tell(ref, "now", topic="go")
+        waited = yield from Wait(ref)
+        return [child.output for child in waited.done]
+
+    engine = Engine([agent(tells, first), second])
+    told = await engine.run("lead")
+    handle = engine.start("second")
+    handle.post("go", "later")
+
+    assert (["now"], "later") == (told.output, (await handle.result()).output)
+
+
+@pytest.mark.spec("waiting:WT37")
+async def test_a_run_that_also_asks_a_person_is_suspended_as_before() -> None:
+    def starts(ctx: Any) -> Any:
+        yield from Start(AgentCall(first))
+        return (yield from asks(ctx))
+
+    result = await Engine([agent(starts, first)]).run("lead")
+
+    assert RunStatus.SUSPENDED is result.status

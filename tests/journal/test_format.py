@@ -392,6 +392,7 @@ def test_a_lambda_or_a_closure_may_be_performed_and_a_renamed_function_is_a_dive
     assert "cause looks like: the function was renamed" in error.message
 
 
+@pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
 @pytest.mark.spec("reliability:JR23")
 @pytest.mark.parametrize("name", ["look", "write_todos"], ids=["of its own name", "of the name of a built-in one"])
 def test_a_tool_that_is_gone_is_not_needed_to_replay_and_missed_when_the_run_goes_on(rig, name):

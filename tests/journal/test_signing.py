@@ -569,6 +569,7 @@ async def test_the_key_is_taken_out_of_whatever_is_written_once_it_was_read(kind
 
 
 @pytest.mark.spec("reliability:JR47")
+@pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
 @pytest.mark.parametrize("whose", ["the agent", "its child", "the engine", "a carried tool"])
 async def test_no_agent_runs_that_has_a_tool_whose_folder_the_key_is_in(whose: str, tmp_path: Path):
     (tmp_path / "deep").mkdir()

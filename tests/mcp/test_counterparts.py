@@ -593,7 +593,7 @@ async def test_a_server_of_fastmcp_is_signed_in_to_with_the_packages_oauth_provi
         unsigned = await used()
         signed = await used(auth=signing_in(url, store))
         kept = store.tokens.access_token
-        again = await used(auth=lambda: {"Authorization": f"Bearer {kept}"})
+        again = await used(auth=lambda run: {"Authorization": f"Bearer {kept}"})
 
     assert "it answered 401 Unauthorized" in unsigned.error.message
     assert "or sign in with mcp_tools(auth=...)" in unsigned.error.message

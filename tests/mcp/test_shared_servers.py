@@ -208,6 +208,7 @@ from stepengine.testing import tool_call
 
 @tool
 async def look() -> str:
+    "Look."
     {body}
 
 agent = AgentDefinition("worker", model="t/m", tools=[look])

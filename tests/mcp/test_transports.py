@@ -14,13 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, Parallel, RunStatus, ToolCall
-from stepengine.mcp import mcp_tools
+from stepengine import AgentDefinition, Engine, Parallel, RunStatus, ToolCall, ToolMessage
+from stepengine.errors import DefinitionError
+from stepengine.mcp import McpRun, mcp_tools
 from stepengine.testing import ScriptedModel, tool_call
 from tests.servers import Quiet
 from tests.servers import served as web_server
@@ -244,14 +246,14 @@ class Signing:
         yield request
 
 
-async def given_later() -> dict[str, str]:
+async def given_later(run: Any) -> dict[str, str]:
     return {"Authorization": "Bearer later"}
 
 
 @pytest.mark.spec("interfaces:IF137")
 @pytest.mark.parametrize(
     ("auth", "token"),
-    [(lambda: {"Authorization": "Bearer now"}, "now"), (given_later, "later"), (Signing(), "flow")],
+    [(lambda run: {"Authorization": "Bearer now"}, "now"), (given_later, "later"), (Signing(), "flow")],
     ids=["function", "async function", "flow"],
 )
 async def test_what_signs_requests_is_asked_for_each_of_them(
@@ -272,7 +274,7 @@ async def test_a_token_that_has_run_out_is_asked_for_once_more(
     monkeypatch.setattr(Guarded, "tokens", frozenset(["Bearer new"]))
     given: list[str] = []
 
-    def auth() -> dict[str, str]:
+    def auth(run: Any) -> dict[str, str]:
         given.append("old" if len(given) == 0 else "new")
         return {"Authorization": f"Bearer {given[-1]}"}
 
@@ -288,7 +290,7 @@ async def test_headers_that_are_refused_and_stay_the_same_are_sent_once(
     guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (600.0, 600.0))
-    source = guarded(401, auth=lambda: {"Authorization": "Bearer old"})
+    source = guarded(401, auth=lambda run: {"Authorization": "Bearer old"})
 
     async with Engine([agent(source)], models=ScriptedModel([])) as engine:
         result = await engine.run("worker", "Go.")
@@ -307,7 +309,7 @@ async def test_a_sign_in_that_fails_is_told_in_words_and_not_tried_again(
     monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (600.0, 600.0))
     failing: list[int] = []
 
-    def auth() -> dict[str, str]:
+    def auth(run: Any) -> dict[str, str]:
         if works == 0 or failing:
             msg = "the keychain is locked"
             raise RuntimeError(msg)
@@ -323,6 +325,106 @@ async def test_a_sign_in_that_fails_is_told_in_words_and_not_tried_again(
 
     said = result.tool_calls[0].result.text if works else result.error.message
     assert "signing in with auth= did not work: RuntimeError: the keychain is locked" in said
+
+
+class OfUsers(Guarded):
+    """
+    An endpoint with sessions, which notes what came: method, session, token, and how the client calls itself.
+    """
+
+    seen: list[tuple[str, str, str]] = []
+    clients: list[Any] = []
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        method, token = message["method"], self.headers["authorization"].removeprefix("Bearer ")
+        if method == "initialize":
+            OfUsers.clients.append(message["params"]["clientInfo"])
+            self.new_session = str(len(OfUsers.clients))
+        OfUsers.seen.append((method, self.headers.get("mcp-session-id", self.new_session), token))
+        if "id" not in message:
+            self._say(202, b"")
+        else:
+            self._say(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **self._reply(message)}).encode())
+
+    new_session = ""
+
+    def end_headers(self) -> None:
+        if self.new_session:
+            self.send_header("mcp-session-id", self.new_session)
+        super().end_headers()
+
+
+@pytest.fixture
+def of_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(OfUsers, "seen", [])
+    monkeypatch.setattr(OfUsers, "clients", [])
+    with web_server(OfUsers) as address:
+        yield f"{address}/mcp"
+
+
+@pytest.mark.spec("interfaces:IF182")
+async def test_a_function_that_signs_requests_knows_the_run_and_owners_share_no_session(
+    of_users: str, agent: Any
+) -> None:
+    runs: set[Any] = set()
+
+    async def auth(run: McpRun) -> dict[str, str]:
+        await asyncio.sleep(0)
+        runs.add((run.id, run.owner, str(run.params)))
+        return {"Authorization": f"Bearer {run.owner} {run.params['tenant']}"}
+
+    source = mcp_tools(of_users, name="far", protocol="legacy", auth=auth)
+    model = ScriptedModel(lambda asked: "ok" if isinstance(asked.messages[-1], ToolMessage) else FAR)
+    async with Engine([agent(source)], models=model) as engine:
+        asked = [("ann", 1), ("bob", 2), ("ann", 3)]
+        ran = [
+            await engine.run("worker", "Go.", user_id=owner, params={"tenant": tenant}) for owner, tenant in asked[:1]
+        ]
+        ran += await asyncio.gather(
+            *[engine.run("worker", "Go.", user_id=owner, params={"tenant": tenant}) for owner, tenant in asked[1:]]
+        )
+
+    assert [["seen"]] * 3 == [[one.result.text for one in result.tool_calls] for result in ran]
+    assert {(r.state.run_id, owner, str({"tenant": n})) for r, (owner, n) in zip(ran, asked, strict=True)} == runs
+    calls = sorted(token for method, _, token in OfUsers.seen if method == "tools/call")
+    assert ["ann 1", "ann 3", "bob 2"] == calls
+    assert {("1", "ann"), ("2", "bob")} == {(session, token.partition(" ")[0]) for _, session, token in OfUsers.seen}
+
+
+@pytest.mark.spec("interfaces:IF182")
+async def test_the_session_of_an_owner_who_sends_nothing_is_closed_and_opened_again(
+    of_users: str, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.mcp.source.OWNER_IDLE_SECONDS", -1_000.0)
+    source = mcp_tools(
+        of_users, name="far", protocol="legacy", auth=lambda run: {"Authorization": f"Bearer {run.owner}"}
+    )
+    model = ScriptedModel(lambda asked: "ok" if isinstance(asked.messages[-1], ToolMessage) else FAR)
+    async with Engine([agent(source)], models=model) as engine:
+        for owner in ("ann", "bob", "ann"):
+            result = await engine.run("worker", "Go.", user_id=owner)
+            assert ["seen"] == [one.result.text for one in result.tool_calls]
+            assert 1 == len(source._connections)
+
+    assert 3 == len(OfUsers.clients)
+
+
+@pytest.mark.spec("interfaces:IF182")
+async def test_the_client_names_itself_with_its_version(of_users: str, agent: Any) -> None:
+    source = mcp_tools(of_users, name="far", protocol="legacy", headers={"Authorization": "Bearer any"})
+    async with Engine([agent(source)], models=ScriptedModel(["ok"])) as engine:
+        await engine.run("worker", "Go.")
+
+    assert [{"name": "stepengine", "version": version("stepengine")}] == OfUsers.clients
+
+
+def test_a_function_that_does_not_take_the_run_is_refused() -> None:
+    def auth() -> dict[str, str]:
+        return {"Authorization": "Bearer any"}
+
+    with pytest.raises(DefinitionError, match=r"Write `def auth\(run\)"):
+        mcp_tools("https://example.com/mcp", name="far", auth=auth)
 
 
 async def test_an_endpoint_that_fails_for_now_is_tried_again(

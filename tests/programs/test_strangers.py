@@ -251,6 +251,7 @@ def told(agent: AgentDefinition[Any], how: str) -> tuple[Any, ...]:
     return result.status, str(result.error), result.warnings, said, [one.text for one in result.pending_questions]
 
 
+@pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("how", ["raises", "helper", "child", "bare", "wrong", "tool", "asks"])
 def test_an_error_has_the_words_and_the_place_that_it_has_outside(how: str, tmp_path: Path) -> None:
@@ -259,6 +260,7 @@ def test_an_error_has_the_words_and_the_place_that_it_has_outside(how: str, tmp_
     assert told(plain, how) == told(read, how)
 
 
+@pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
 def test_a_child_that_failed_and_is_thrown_away_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen = []
     for agent in both(tmp_path):

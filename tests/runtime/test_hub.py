@@ -42,6 +42,7 @@ A_KEY = "sk-ant-" + 8 * "abcd1234"
 
 @tool
 def look(n: int) -> int:
+    """Look."""
     return n
 
 

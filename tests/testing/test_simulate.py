@@ -28,6 +28,7 @@ from stepengine.data.yields import (
     StepText,
     ToolCall,
 )
+from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import DataError, StepEngineError
 from stepengine.testing import Fault, SimulationFailed, simulate, text
 from stepengine.testing.faults import FAULTS
@@ -168,7 +169,9 @@ def test_the_fewest_faults_are_found_among_those_that_are_given():
     ],
 )
 def test_a_fault_at_every_effect_of_a_run_ends_it_as_it_should(kind, status):
-    safe = Tool("search", "", {}, lambda given: given, annotations=ToolAnnotations(read_only=True))  # may run again
+    safe = Tool(
+        "search", "Search.", {}, lambda given: given, annotations=ToolAnnotations(read_only=True)
+    )  # may run again
     hits = {**HITS, "tools": [safe]}
     for seq in range(3):
         assert {status: 1} == simulate(CARELESS, [0], faults=[Fault(seq, kind)], **hits).statuses
@@ -225,10 +228,13 @@ def test_a_run_that_never_gets_anywhere_does_not_pass():
         return found.tool_result.text
 
     agent = AgentDefinition("seeker", handle_steps=handler)
-    with pytest.raises(SimulationFailed, match="search"):
+    with (
+        pytest.raises(SimulationFailed, match="search"),
+        pytest.warns(SourceWarning, match="'search' is not available"),
+    ):
         simulate(agent, [0])
     assert 20 == simulate(agent, range(20), results={"search": "found"}, faults=()).effects
-    with pytest.raises(DataError, match="no seeds"):
+    with pytest.raises(DataError, match="no seeds"), pytest.warns(SourceWarning, match="'search' is not available"):
         simulate(agent, [])
     with pytest.raises(DataError, match="not 'seeker'"):
         simulate("seeker")

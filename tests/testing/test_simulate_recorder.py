@@ -21,7 +21,7 @@ from stepengine.journal.replayer import Replayer
 from stepengine.testing import Fault, SimulationFailed, simulate, text
 from stepengine.tools import Tool
 
-SAFE = Tool("look", "", {}, lambda given: given, annotations=ToolAnnotations(read_only=True))
+SAFE = Tool("look", "Look.", {}, lambda given: given, annotations=ToolAnnotations(read_only=True))
 KID = AgentDefinition("kid")
 
 

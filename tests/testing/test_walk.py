@@ -303,7 +303,7 @@ def test_an_exception_for_a_member_of_a_parallel_is_its_failure_as_in_a_run():
     Tool, child and `Perform` each fail within their own entry; the handler sees in a walk what it sees in a run.
     """
     kid = AgentDefinition("kid", model="test/model", handle_steps=lambda ctx: (burst(), (yield STEP))[1])
-    look = Tool("look", "", {}, burst)
+    look = Tool("look", "Look.", {}, burst)
     agent = AgentDefinition("leaky", tools=[look], spawnable_agents=[kid], handle_steps=leaky)
     with Engine([agent], models=ScriptedModel()) as engine:
         run = engine.run_sync("leaky")

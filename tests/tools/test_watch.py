@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, Hooks, ToolCall
+from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import ToolInputError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Command, Policy, Rule
@@ -313,7 +314,9 @@ async def test_nobody_starts_a_watcher_by_its_name(tmp_path):
     model = ScriptedModel([tool_call("start_agents", {"agents": agents}), text("No."), text("No.")])
     async with asyncio.timeout(60), Engine([lead(tmp_path)], models=model, permissions=Policy()) as engine:
         result = await engine.run("lead", "go")
-    async with asyncio.timeout(60), Engine([by_hand(tmp_path, handle_steps)]) as engine:
+    with pytest.warns(SourceWarning, match="the agent 'watcher' may not be spawned"):
+        by_name = Engine([by_hand(tmp_path, handle_steps)])
+    async with asyncio.timeout(60), by_name as engine:
         other = await engine.run("lead", "go")
 
     assert "may not spawn 'watcher'" in str(result.tool_calls[0].result)

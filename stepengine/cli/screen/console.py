@@ -589,7 +589,7 @@ class Terminal:
             self.say(f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:")
             for number, rule in enumerate(rules, start=1):
                 self.say(f"  {number}. {one_line(_breadth(rule), 300)}")
-            chosen = _find_rule(rules, ((await self.line(WHICH)) or "").strip())
+            chosen = await self._pick_rule(rules)
         if chosen is None:
             return AGAIN
         if _is_any_input(chosen):
@@ -597,6 +597,15 @@ class Terminal:
             if ((await self.line(UNSEEN.format(tool))) or "").strip().lower() != "yes":
                 return AGAIN
         return Answer(remember="session", covers="" if chosen is rules[0] else str(chosen["id"]))
+
+    async def _pick_rule(self, rules: Sequence[JsonDict]) -> JsonDict | None:
+        """Return the rule whose number is typed; ``None`` for an empty line and at the end of the input."""
+        while typed := ((await self.line(WHICH)) or "").strip():
+            chosen = _find_rule(rules, typed)
+            if chosen is not None:
+                return chosen
+            self.say(f"type a number from 1 to {len(rules)}, or Enter for none", self._colors.warning)
+        return None
 
     def _most(self) -> int:
         """Return how many lines of what is asked about are shown at once: the question stays in sight above them."""
