@@ -636,6 +636,10 @@ class Cassette:
         self.path = self.path or target
         return target
 
+    def leave_out(self, left: LeftOut) -> None:
+        """Remember a reply that is not recorded."""
+        self.left_out.append(left)
+
     def forget(self, miss: CassetteMiss) -> None:
         """Take back a miss: the request is answered otherwise."""
         self.misses.remove(miss)

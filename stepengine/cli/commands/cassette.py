@@ -1,0 +1,196 @@
+"""``stepengine cassette``: record the HTTP traffic of any Python program, and replay the program without network."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.settings import UsageProblem
+
+if TYPE_CHECKING:
+    from stepengine.testing.processes.broker import Broker
+
+__all__ = ("record", "replay")
+
+SIGNALLED = 128
+Cassette = Annotated[str, typer.Argument(metavar="FILE", help="The cassette, a YAML file.")]
+Program = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")]
+
+
+def record(file: Cassette, command: Program) -> Exit:
+    """
+    Run a program and record its HTTP traffic.
+
+    The program needs no change. Requests of its Python processes by httpx, httpx2, aiohttp, requests, urllib3 and boto3 are recorded
+    in FILE, error replies included and secrets replaced. FILE is written at the end. Exits with the code of the program. Where that is
+    not 0, a FILE that exists stays as it was.
+
+    Examples:
+      stepengine cassette record agent.yaml -- python agent.py
+      stepengine cassette replay agent.yaml -- python agent.py
+    """
+    from stepengine.testing import Cassette
+    from stepengine.testing.processes.broker import Broker
+
+    _refuse_uncovered(command)
+    path = Path(file)
+    existed = path.exists()
+    with Broker(Cassette(path=path), replays=False) as broker:
+        code = _run(command, broker.environment({**os.environ}))
+    _report_uncovered(broker)
+    if code and existed:
+        complain(
+            f"{command[0]} exited with {code}, so {file} stays as it was. To record it nevertheless, name a new file"
+        )
+        raise typer.Exit(code)
+    return _save(broker, file, command, code)
+
+
+def replay(
+    file: Cassette,
+    command: Program,
+    *,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A host that the program may reach, such as that of a database; may be repeated.", metavar="NAME"
+        ),
+    ] = None,
+) -> Exit:
+    """
+    Run a program on recorded replies, without network.
+
+    The network is blocked, loopback included, and keys are placeholders. Exits with 5 if a request is not in FILE, also in a thread,
+    in a child process or behind `except:`, and prints the field that differs. Otherwise exits with the code of the program, and with 5
+    if that is 0 and recorded requests were not made.
+
+    Examples:
+      stepengine cassette replay agent.yaml -- python agent.py
+      stepengine cassette replay agent.yaml --allow-host localhost -- pytest
+    """
+    from stepengine.testing import Cassette
+    from stepengine.testing.placeholders import hosts_of, placeholder_variables
+    from stepengine.testing.processes.broker import Broker
+
+    _refuse_uncovered(command)
+    if not Path(file).is_file():
+        msg = f"there is no cassette {file!r}. To record it:\n  {_words('record', file, command)}"
+        raise UsageProblem(msg)
+    cassette = Cassette.load(file, hint=_words("record", file, command))
+    changes = placeholder_variables(os.environ, hosts_of([i.request.url for i in cassette.interactions]))
+    environment = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
+    for name in [name for name, value in changes.items() if value is None]:
+        environment.pop(name, None)
+    with Broker(cassette, replays=True, allowed=allow_host or ()) as broker:
+        code = _run(command, broker.environment(environment))
+    _report_uncovered(broker)
+    return _judge(broker, file, command, code)
+
+
+# --- the program ----------------------------------------------------------------------------------------------------------------
+
+
+def _words(operation: str, file: str, command: Sequence[str]) -> str:
+    return f"stepengine cassette {operation} {shlex.quote(file)} -- {shlex.join(command)}"
+
+
+def _refuse_uncovered(command: Sequence[str]) -> None:
+    from stepengine.testing.processes.child_commands import uncovered_reason
+
+    reason = uncovered_reason(command, None, "")
+    if reason is not None:
+        msg = f"{shlex.join(command)} cannot be recorded or replayed: {reason}. Start it without this option"
+        raise UsageProblem(msg)
+    if shutil.which(command[0]) is None:
+        msg = f"there is no program {command[0]!r}. Write the command as in a shell: stepengine cassette record FILE -- python agent.py"
+        raise UsageProblem(msg)
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run the program to its end, and return its exit code as a shell does."""
+    # Ctrl-C reaches the program by its terminal. A handler, not SIG_IGN, which the program would inherit.
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
+    try:
+        with subprocess.Popen(command, env=environment) as process:  # noqa: S603 - the user's own command
+            before[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+            code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return SIGNALLED - code if code < 0 else code
+
+
+def _report_uncovered(broker: Broker) -> None:
+    for one in broker.uncovered:
+        complain(f"not covered: {shlex.join(one.command)} ({one.reason})")
+
+
+def _no_python(command: Sequence[str]) -> str:
+    return (
+        f"{command[0]} started no Python process that could be covered. COMMAND has to be a Python program, or start one that "
+        "imports the site module and keeps PYTHONPATH"
+    )
+
+
+# --- the end of a recording -----------------------------------------------------------------------------------------------------
+
+
+def _save(broker: Broker, file: str, command: Sequence[str], code: int) -> Exit:
+    from stepengine.testing.recordings import Account
+
+    cassette = broker.cassette
+    for left in cassette.left_out:
+        complain(f"not recorded: {left}")
+    if broker.lost:
+        complain(f"not recorded: {broker.lost} request(s) whose process ended before the reply did")
+    recorded = len(cassette.complete)
+    if not recorded:
+        complain(
+            f"nothing was recorded: {_no_python(command)}"
+            if not broker.processes
+            else f"nothing was recorded: {command[0]} sent no request by httpx, httpx2, aiohttp, requests, urllib3 or boto3"
+        )
+        raise typer.Exit(code or Exit.FAILED)
+    cassette.save()
+    complain(Account(path=file, mode="rewrite", recorded=recorded).written)
+    raise typer.Exit(code)
+
+
+# --- the end of a replay --------------------------------------------------------------------------------------------------------
+
+
+def _judge(broker: Broker, file: str, command: Sequence[str], code: int) -> Exit:
+    """
+    Report what the program did otherwise than when it was recorded.
+
+    Raises:
+        typer.Exit: with the code of the program, if that counts.
+    """
+    cassette = broker.cassette
+    for message in dict.fromkeys([*map(str, cassette.misses), *broker.blocked]):
+        complain(message)
+    if cassette.misses or broker.blocked:
+        return Exit.DIVERGED
+    if not broker.processes:
+        return complain(_no_python(command), Exit.USAGE)
+    if code:
+        raise typer.Exit(code)
+    if cassette.unused:
+        held = cassette.interactions
+        listed = "".join(f"\n  {i}: {held[i].request.method} {held[i].request.url}" for i in cassette.unused)
+        return complain(
+            f"{len(cassette.unused)} of {len(held)} interactions of {file} were not played:{listed}\n"
+            f"  to record again: {_words('record', file, command)}",
+            Exit.DIVERGED,
+        )
+    complain(f"replayed {file}: {len(cassette)} interaction{'' if len(cassette) == 1 else 's'}")
+    return Exit.COMPLETED
