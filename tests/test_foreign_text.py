@@ -1998,6 +1998,7 @@ APART: dict[str, str] = {
     "testing/processes/child_commands.py:_words": "a command of the user's program",
     "testing/processes/forms.py:request_to_json": "base64 that was just made",
     "testing/processes/forms.py:response_to_json": "base64 that was just made",
+    "testing/processes/frozen_values.py:TEMPORARY": "a command of the program that the user records",
     "system/network.py:_audit": "a host that a test of the user's asks for",
     "pytest_plugin/places.py:UNFIT": "names of the user's tests",
     "testing/recordings.py:JournalFixture.write": "a line that this package just wrote",

@@ -483,6 +483,7 @@ class Cassette:
         misses: Every miss so far, also those that somebody caught.
         left_out: Replies that were not recorded.
         open_exchanges: What is being recorded and has not ended.
+        extras: What ``save`` writes beside the interactions.
         mode: How a test records; a cassette by itself does not.
     """
 
@@ -503,6 +504,7 @@ class Cassette:
         self.misses: list[CassetteMiss] = []
         self.left_out: list[LeftOut] = []
         self.open_exchanges: set[OpenExchange] = set()
+        self.extras: dict[str, Any] = {}
         self.hint = hint
         self.redactor = redactor
         self._matcher = Matcher(tuple(ignore), tuple(match_headers))
@@ -628,7 +630,7 @@ class Cassette:
             exchange.end_if_complete()
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
         kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.complete or allow_partial]
-        data = dump_cassette(kept)
+        data = dump_cassette(kept, self.extras)
         for index, interaction in enumerate(parse_cassette(data, str(target))):
             _refuse_secrets(interaction, cleaner, f"{target}: interactions[{index}]")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -355,3 +355,63 @@ if len(sys.argv) > 1:
     assert "stepengine cannot be imported in" in other.stderr
     allowed = cassette("replay", *words, "other", options=["--allow-host", "127.0.0.1"])
     assert (0, "You said: hi\nConnectionRefusedError\n") == (allowed.returncode, allowed.stdout), allowed.stderr
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y32")
+def test_frozen_values_are_those_of_the_recording(cassette, tmp_path):
+    """
+    In the process, its threads, a forked child and a child of the same program; a clock that is read more often goes on.
+    """
+    source = f"""{ASK}
+from time import time, time_ns
+from uuid import uuid4
+import multiprocessing, random, subprocess, time as clock
+def values():
+    return [time(), time_ns(), str(uuid4()), str(uuid4()), random.random(), clock.time()]
+def tell():
+    print(ask("now " + str(values())), flush=True)
+if __name__ == "__main__":
+    tell()
+    if "child" not in sys.argv:
+        child = multiprocessing.get_context("fork").Process(target=tell)
+        child.start()
+        child.join()
+        for _ in range(2):
+            subprocess.run([sys.executable, "agent.py", "child"])
+    if "more" in sys.argv:
+        deadline = values()[0] + 0.01
+        while time() < deadline:
+            pass
+"""
+    words = program(tmp_path, source)
+    recorded = cassette("record", *words, options=["--freeze", "time,random,uuid"])
+    lines = recorded.stdout.splitlines()
+    assert (0, 4, 4) == (recorded.returncode, len(lines), len(set(lines))), recorded.stderr
+    replayed = cassette("replay", *words)
+    assert (0, recorded.stdout) == (replayed.returncode, replayed.stdout), replayed.stderr
+    unknown = cassette("record", *words, options=["--freeze", "dates"])
+    assert (2, True) == (unknown.returncode, "unknown word 'dates'" in unknown.stderr)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y32")
+def test_without_freezing_a_clock_in_a_prompt_is_a_miss_and_a_frozen_one_goes_on_behind_its_last_value(
+    cassette, tmp_path
+):
+    source = f"""{ASK}
+import time
+print(ask(str(time.time())))
+def wait():
+    deadline = time.time() + 0.01
+    while time.time() < deadline:
+        pass
+if os.environ.get("WAITS"):
+    wait()
+"""
+    words = program(tmp_path, source)
+    assert 0 == cassette("record", *words).returncode
+    assert 5 == cassette("replay", *words).returncode
+    assert 0 == cassette("record", *words, options=["--freeze", "time"]).returncode
+    longer = cassette("replay", *words, WAITS="1")
+    assert 0 == longer.returncode, longer.stderr

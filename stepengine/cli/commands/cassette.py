@@ -18,6 +18,7 @@ from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
     from stepengine.testing.processes.broker import Broker
+    from stepengine.testing.processes.frozen_values import FrozenValues
 
 __all__ = ("record", "replay")
 
@@ -26,7 +27,14 @@ Cassette = Annotated[str, typer.Argument(metavar="FILE", help="The cassette, a Y
 Program = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")]
 
 
-def record(file: Cassette, command: Program) -> Exit:
+def record(
+    file: Cassette,
+    command: Program,
+    *,
+    freeze: Annotated[
+        str, typer.Option(help="Record values of time, random and uuid, too; some of these words.", metavar="KIND,...")
+    ] = "",
+) -> Exit:
     """
     Run a program and record its HTTP traffic.
 
@@ -34,8 +42,11 @@ def record(file: Cassette, command: Program) -> Exit:
     in FILE, error replies included and secrets replaced. FILE is written at the end. Exits with the code of the program. Where that is
     not 0, a FILE that exists stays as it was.
 
+    With --freeze, FILE holds values that replay repeats: of time.time and time.time_ns, the seed of random, and uuid.uuid4.
+
     Examples:
       stepengine cassette record agent.yaml -- python agent.py
+      stepengine cassette record agent.yaml --freeze time,random,uuid -- python agent.py
       stepengine cassette replay agent.yaml -- python agent.py
     """
     from stepengine.testing import Cassette
@@ -44,7 +55,8 @@ def record(file: Cassette, command: Program) -> Exit:
     _refuse_uncovered(command)
     path = Path(file)
     existed = path.exists()
-    with Broker(Cassette(path=path), replays=False) as broker:
+    frozen = _frozen(freeze)
+    with Broker(Cassette(path=path), replays=False, frozen=frozen) as broker:
         code = _run(command, broker.environment({**os.environ}))
     _report_uncovered(broker)
     if code and existed:
@@ -52,6 +64,7 @@ def record(file: Cassette, command: Program) -> Exit:
             f"{command[0]} exited with {code}, so {file} stays as it was. To record it nevertheless, name a new file"
         )
         raise typer.Exit(code)
+    broker.cassette.extras = frozen.to_extras() if frozen is not None else {}
     return _save(broker, file, command, code)
 
 
@@ -78,8 +91,10 @@ def replay(
       stepengine cassette replay agent.yaml --allow-host localhost -- pytest
     """
     from stepengine.testing import Cassette
+    from stepengine.testing.cassette_files import parse_extras
     from stepengine.testing.placeholders import hosts_of, placeholder_variables
     from stepengine.testing.processes.broker import Broker
+    from stepengine.testing.processes.frozen_values import FrozenValues
 
     _refuse_uncovered(command)
     if not Path(file).is_file():
@@ -90,7 +105,8 @@ def replay(
     environment = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
     for name in [name for name, value in changes.items() if value is None]:
         environment.pop(name, None)
-    with Broker(cassette, replays=True, allowed=allow_host or ()) as broker:
+    frozen = FrozenValues.from_extras(parse_extras(Path(file).read_bytes(), file), file)
+    with Broker(cassette, replays=True, allowed=allow_host or (), frozen=frozen) as broker:
         code = _run(command, broker.environment(environment))
     _report_uncovered(broker)
     return _judge(broker, file, command, code)
@@ -101,6 +117,18 @@ def replay(
 
 def _words(operation: str, file: str, command: Sequence[str]) -> str:
     return f"stepengine cassette {operation} {shlex.quote(file)} -- {shlex.join(command)}"
+
+
+def _frozen(words: str) -> FrozenValues | None:
+    from stepengine.testing.processes.frozen import KINDS
+    from stepengine.testing.processes.frozen_values import FrozenValues
+
+    kinds = [word.strip() for word in words.split(",") if word.strip()]
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        msg = f"--freeze has the unknown word {unknown[0]!r}; it takes {', '.join(KINDS)}, separated by commas"
+        raise UsageProblem(msg)
+    return FrozenValues(kinds) if kinds else None
 
 
 def _refuse_uncovered(command: Sequence[str]) -> None:

@@ -6,6 +6,6 @@ loads ``bootstrap`` before its first line, by a ``sitecustomize`` module on ``PY
 imports them (``client``), and asks the broker for every reply over a Unix socket (``channel``). So all processes share one file without
 locks on it: one process reads, matches and writes it.
 
-``bootstrap``, ``channel`` and ``child_commands`` import the standard library alone, since they run in processes that may have no
+``bootstrap``, ``channel``, ``child_commands`` and ``frozen`` import the standard library alone, since they run in processes that may have no
 stepengine. In such a process the network is blocked while replaying, and the command names it as not covered.
 """

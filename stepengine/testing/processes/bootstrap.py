@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -56,13 +57,14 @@ def _cover(folder: str) -> None:
     try:
         told = channel.ask("hello", pid=os.getpid(), command=sys.orig_argv)
     except channel.BrokerGone:
-        told = {"allowed": []}
+        told = {"allowed": [], "frozen": None}
         if channel.mode() == "record":
             return
     if channel.mode() == "replay":
         _block_network(channel, told["allowed"])
+    flush = _freeze(channel, told["frozen"]) if told["frozen"] is not None else lambda: None
     _watch_children(channel, folder)
-    sys.meta_path.insert(0, _StartOnImport(channel))
+    sys.meta_path.insert(0, _StartOnImport(channel, flush))
 
 
 def _load(name: str, path: Path) -> Any:
@@ -99,6 +101,17 @@ def _block_network(channel: Any, allowed: list[str]) -> None:
     network.block_network(allowed, reason, lambda error: _report(channel, "blocked", message=str(error)))
 
 
+def _freeze(channel: Any, told: dict[str, Any]) -> Callable[[], object]:
+    """Replace the functions that are frozen, and return the function that sends the values recorded so far."""
+
+    def send(key: str, values: dict[str, list[int]]) -> None:
+        _report(channel, "times", process=key, values=values)
+
+    process = _load("frozen", HERE / "frozen.py").FrozenProcess(told, send if channel.mode() == "record" else None)
+    flush: Callable[[], object] = process.flush
+    return flush
+
+
 def _watch_children(channel: Any, folder: str) -> None:
     uncovered_reason = _load("child_commands", HERE / "child_commands.py").uncovered_reason
 
@@ -125,8 +138,9 @@ def _watch_children(channel: Any, folder: str) -> None:
 class _StartOnImport(MetaPathFinder):
     """Patches the HTTP libraries when the program imports the first of them."""
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Any, flush: Callable[[], object]) -> None:
         self._channel = channel
+        self._flush = flush
         self._lock = threading.RLock()
         self._started = False
 
@@ -148,4 +162,4 @@ class _StartOnImport(MetaPathFinder):
             reason = f"stepengine cannot be imported in {sys.executable}: {error}"
             _report(self._channel, "uncovered", command=sys.orig_argv, reason=reason)
             return None
-        return patch_process()
+        return patch_process(self._flush)

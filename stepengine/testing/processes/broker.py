@@ -10,7 +10,7 @@ import json
 import os
 import socketserver
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ from attrs import frozen
 from stepengine.testing.cassette import Cassette, CassetteMiss, LeftOut, Slot
 from stepengine.testing.processes import bootstrap, channel
 from stepengine.testing.processes.forms import interaction_from_json, interaction_to_json, request_from_json
+from stepengine.testing.processes.frozen_values import FrozenValues
 
 __all__ = ("Broker", "Uncovered")
 
@@ -50,6 +51,7 @@ class Broker(AbstractContextManager["Broker"]):
         cassette: What is played, or what is recorded into.
         replays: Whether it plays.
         allowed: Hosts that the program may reach while it replays.
+        frozen: Values of the clock and of random functions; None leaves these functions alone.
 
     Attributes:
         cassette: As given.
@@ -58,13 +60,16 @@ class Broker(AbstractContextManager["Broker"]):
         uncovered: Python processes that were not covered.
     """
 
-    def __init__(self, cassette: Cassette, *, replays: bool, allowed: Iterable[str] = ()) -> None:
+    def __init__(
+        self, cassette: Cassette, *, replays: bool, allowed: Iterable[str] = (), frozen: FrozenValues | None = None
+    ) -> None:
         self.cassette = cassette
         self.processes: list[tuple[int, tuple[str, ...]]] = []
         self.blocked: list[str] = []
         self.uncovered: list[Uncovered] = []
         self._replays = replays
         self._allowed = [*allowed]
+        self._frozen = frozen
         self._slots: list[Slot] = []
         self._finished = 0
         self._lock = threading.Lock()
@@ -122,27 +127,22 @@ class Broker(AbstractContextManager["Broker"]):
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Answer a question of a process."""
-        match question["operation"]:
-            case "hello":
-                with self._lock:
-                    self.processes.append((question["pid"], tuple(question["command"])))
-                return {"allowed": self._allowed}
-            case "take":
-                return self._take(question)
-            case "reserve":
-                return self._reserve(question["secrets"])
-            case "finish":
-                self._finish(question["slot"], question["interaction"])
-            case "leave_out":
-                self.cassette.leave_out(LeftOut(**question["left"]))
-            case "blocked":
-                self.blocked.append(question["message"])
-            case "uncovered":
-                self._note_uncovered(question["command"], question["reason"])
-            case unknown:
-                msg = f"unknown operation {unknown!r}"
-                raise ValueError(msg)
-        return {}
+        operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
+            "hello": self._hello, "take": self._take, "reserve": self._reserve, "finish": self._finish, "times": self._add_times,
+            "leave_out": lambda told: self.cassette.leave_out(LeftOut(**told["left"])),
+            "blocked": lambda told: self.blocked.append(told["message"]), "uncovered": self._note_uncovered,
+        }  # fmt: skip
+        return operations[question["operation"]](question) or {}
+
+    def _hello(self, question: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self.processes.append((question["pid"], tuple(question["command"])))
+        frozen = None if self._frozen is None else self._frozen.start_process(question["command"])
+        return {"allowed": self._allowed, "frozen": frozen}
+
+    def _add_times(self, question: dict[str, Any]) -> None:
+        if self._frozen is not None:
+            self._frozen.add_times(question["process"], question["values"])
 
     def _take(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -151,18 +151,18 @@ class Broker(AbstractContextManager["Broker"]):
             return {"miss": str(miss), "reason": miss.reason}
         return {"interaction": interaction_to_json(found)}
 
-    def _reserve(self, secrets: dict[str, str]) -> dict[str, Any]:
+    def _reserve(self, question: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            self._slots.append(self.cassette.reserve(secrets))
+            self._slots.append(self.cassette.reserve(question["secrets"]))
             return {"slot": len(self._slots) - 1}
 
-    def _finish(self, number: int, tree: dict[str, Any]) -> None:
-        self.cassette.finish(self._slots[number], interaction_from_json(tree))
+    def _finish(self, question: dict[str, Any]) -> None:
+        self.cassette.finish(self._slots[question["slot"]], interaction_from_json(question["interaction"]))
         with self._lock:
             self._finished += 1
 
-    def _note_uncovered(self, command: Sequence[str], reason: str) -> None:
-        found = Uncovered(tuple(command), reason)
+    def _note_uncovered(self, question: dict[str, Any]) -> None:
+        found = Uncovered(tuple(question["command"]), question["reason"])
         with self._lock:
             if found not in self.uncovered:
                 self.uncovered.append(found)

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -28,9 +29,14 @@ __all__ = ("RemoteCassette", "patch_process")
 _patches = contextlib.ExitStack()
 
 
-def patch_process() -> Any:
-    """Patch the HTTP libraries of this process, and return the finder that patches those that are imported later."""
-    remote = RemoteCassette()
+def patch_process(before_request: Callable[[], object]) -> Any:
+    """
+    Patch the HTTP libraries of this process, and return the finder that patches those that are imported later.
+
+    Args:
+        before_request: Called before each request that is recorded.
+    """
+    remote = RemoteCassette(before_request)
     replays = mode() == "replay"
     _patches.enter_context(
         patched(Exchanges(remote if replays else None, None if replays else remote, record_errors=True))
@@ -51,6 +57,9 @@ class RemoteCassette:
     """
     A cassette that is held by the broker.
 
+    Args:
+        before_request: Called before each request that is recorded.
+
     Attributes:
         redactor: Rules about secrets.
         open_exchanges: Requests of this process that are being recorded.
@@ -58,7 +67,8 @@ class RemoteCassette:
 
     redactor: Redactor = SHAPES
 
-    def __init__(self) -> None:
+    def __init__(self, before_request: Callable[[], object]) -> None:
+        self._before_request = before_request
         self.open_exchanges: set[OpenExchange] = set()
 
     def take(self, request: RecordedRequest) -> Interaction:
@@ -81,6 +91,7 @@ class RemoteCassette:
 
     def reserve(self, secrets: dict[str, str] | None = None) -> Slot:
         """Take the next place for a request that starts now."""
+        self._before_request()
         try:
             number = ask("reserve", secrets=secrets or {})["slot"]
         except BrokerGone:
