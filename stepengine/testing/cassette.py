@@ -50,6 +50,7 @@ __all__ = (
     "RequestPlace",
     "Situation",
     "Slot",
+    "describe_difference",
     "describe_miss",
     "json_body",
     "nearest",
@@ -296,7 +297,7 @@ def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidat
         lines.append(
             f"  nearest: interaction {candidate.index} ({state}), {count} difference{'' if count == 1 else 's'}"
         )
-        lines.extend(map(_field, candidate.differences[:MAX_FIELDS]))
+        lines.extend(map(describe_difference, candidate.differences[:MAX_FIELDS]))
         if count > MAX_FIELDS:
             lines.append(f"    and {count - MAX_FIELDS} more")
     lines.append(f"  cause looks like: {_cause(request, at, reason, candidates)}")
@@ -305,12 +306,13 @@ def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidat
     return "\n".join(lines)
 
 
-def _field(difference: JsonDifference) -> str:
+def describe_difference(difference: JsonDifference, before: str = "recorded", after: str = "now") -> str:
+    """Return a line for one field, with both values cut to where they differ and named *before* and *after*."""
     recorded, now = (
         _window_on_difference(difference.recorded, difference.now),
         _window_on_difference(difference.now, difference.recorded),
     )
-    return f"    {difference.pointer:<{POINTER_WIDTH}} recorded {recorded:<{RECORDED_WIDTH}} now {now}"
+    return f"    {difference.pointer:<{POINTER_WIDTH}} {before} {recorded:<{RECORDED_WIDTH}} {after} {now}"
 
 
 def _window_on_difference(value: object, other: object) -> str:

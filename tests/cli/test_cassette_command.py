@@ -415,3 +415,46 @@ if os.environ.get("WAITS"):
     assert 0 == cassette("record", *words, options=["--freeze", "time"]).returncode
     longer = cassette("replay", *words, WAITS="1")
     assert 0 == longer.returncode, longer.stderr
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y33")
+def test_the_doctor_names_the_lines_that_make_requests_differ(cassette, server, tmp_path):
+    """
+    Later requests are examined, too; a frozen clock is no source, and the order of a set is found by other hashes.
+    """
+    source = f"""{ASK}
+import datetime, random, time, uuid
+print(ask("same"))
+stamp = str(datetime.datetime.now())
+token = str(uuid.uuid4())
+print(ask(stamp))
+print(ask(str(time.time())))
+print(ask("always"))
+"""
+    words = program(tmp_path, source)
+    numbered = list(enumerate(source.splitlines(), 1))
+    line = next(n for n, text in numbered if "datetime.now" in text)
+    sender = next(n for n, text in numbered if "requests.post" in text)
+    assert 0 == cassette("record", *words, options=["--freeze", "time"]).returncode
+    asked = len(server.requests)
+    found = cassette("replay", *words, options=["--doctor"])
+    assert (5, 1, asked) == (found.returncode, found.stderr.count("differs between two runs"), len(server.requests)), (
+        found.stderr
+    )
+    assert f"\n    agent.py:{line}  datetime.now\n" in found.stderr
+    assert f"agent.py:{line + 1}  uuid.uuid4  (record with --freeze uuid)" in found.stderr
+    assert re.search(
+        rf"sent by agent\.py:{sender}, differs between two runs\n    /messages/0/content .*first .* second ",
+        found.stderr,
+    )
+    assert "time.time" not in found.stderr
+
+    words = program(tmp_path, f"{ASK}\nprint(ask(str(set('abcdefgh'))))")
+    assert 0 == cassette("record", *words).returncode
+    unordered = cassette("replay", *words, options=["--doctor"])
+    assert (5, True) == (unordered.returncode, "look for the order of a set" in unordered.stderr), unordered.stderr
+    words = program(tmp_path, f"{ASK}\nprint(ask('hi'))")
+    assert 0 == cassette("record", *words).returncode
+    equal = cassette("replay", *words, options=["--doctor"])
+    assert (0, True) == (equal.returncode, "1 requests are equal in both runs" in equal.stderr), equal.stderr

@@ -18,6 +18,7 @@ from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
     from stepengine.testing.processes.broker import Broker
+    from stepengine.testing.processes.doctor import Finding, ObservedRun
     from stepengine.testing.processes.frozen_values import FrozenValues
 
 __all__ = ("record", "replay")
@@ -78,6 +79,9 @@ def replay(
             help="A host that the program may reach, such as that of a database; may be repeated.", metavar="NAME"
         ),
     ] = None,
+    doctor: Annotated[
+        bool, typer.Option("--doctor", help="Run the program twice, and name what differs by file and line.")
+    ] = False,
 ) -> Exit:
     """
     Run a program on recorded replies, without network.
@@ -86,30 +90,44 @@ def replay(
     in a child process or behind `except:`, and prints the field that differs. Otherwise exits with the code of the program, and with 5
     if that is 0 and recorded requests were not made.
 
+    With --doctor, the program runs twice with other hashes of texts, and the nearest recorded reply answers a request that is missing.
+    Printed are the requests that differ between the two runs, and the lines of the program that call clocks, random functions and the
+    like before them. Exits with 5 if a request differs.
+
     Examples:
       stepengine cassette replay agent.yaml -- python agent.py
+      stepengine cassette replay agent.yaml --doctor -- python agent.py
       stepengine cassette replay agent.yaml --allow-host localhost -- pytest
     """
+    _refuse_uncovered(command)
+    if not Path(file).is_file():
+        msg = f"there is no cassette {file!r}. To record it:\n  {_words('record', file, command)}"
+        raise UsageProblem(msg)
+    if doctor:
+        return _examine(file, command, allow_host or ())
+    broker = _replayed(file, command, allow_host or ())
+    _report_uncovered(broker)
+    return _judge(broker, file, command)
+
+
+def _replayed(
+    file: str, command: Sequence[str], allowed: Sequence[str], observed: ObservedRun | None = None, **variables: str
+) -> Broker:
+    """Run the program on recorded replies, and return the broker with what came of it."""
     from stepengine.testing import Cassette
     from stepengine.testing.cassette_files import parse_extras
     from stepengine.testing.placeholders import hosts_of, placeholder_variables
     from stepengine.testing.processes.broker import Broker
     from stepengine.testing.processes.frozen_values import FrozenValues
 
-    _refuse_uncovered(command)
-    if not Path(file).is_file():
-        msg = f"there is no cassette {file!r}. To record it:\n  {_words('record', file, command)}"
-        raise UsageProblem(msg)
     cassette = Cassette.load(file, hint=_words("record", file, command))
     changes = placeholder_variables(os.environ, hosts_of([i.request.url for i in cassette.interactions]))
-    environment = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
-    for name in [name for name, value in changes.items() if value is None]:
-        environment.pop(name, None)
+    kept = {name: value for name, value in os.environ.items() if name not in changes}
+    added = {name: value for name, value in changes.items() if value is not None}
     frozen = FrozenValues.from_extras(parse_extras(Path(file).read_bytes(), file), file)
-    with Broker(cassette, replays=True, allowed=allow_host or (), frozen=frozen) as broker:
-        code = _run(command, broker.environment(environment))
-    _report_uncovered(broker)
-    return _judge(broker, file, command, code)
+    with Broker(cassette, replays=True, allowed=allowed, frozen=frozen, observed=observed) as broker:
+        broker.exit_code = _run(command, broker.environment({**kept, **added, **variables}))
+    return broker
 
 
 # --- the program ----------------------------------------------------------------------------------------------------------------
@@ -196,14 +214,14 @@ def _save(broker: Broker, file: str, command: Sequence[str], code: int) -> Exit:
 # --- the end of a replay --------------------------------------------------------------------------------------------------------
 
 
-def _judge(broker: Broker, file: str, command: Sequence[str], code: int) -> Exit:
+def _judge(broker: Broker, file: str, command: Sequence[str]) -> Exit:
     """
     Report what the program did otherwise than when it was recorded.
 
     Raises:
         typer.Exit: with the code of the program, if that counts.
     """
-    cassette = broker.cassette
+    cassette, code = broker.cassette, broker.exit_code
     for message in dict.fromkeys([*map(str, cassette.misses), *broker.blocked]):
         complain(message)
     if cassette.misses or broker.blocked:
@@ -222,3 +240,58 @@ def _judge(broker: Broker, file: str, command: Sequence[str], code: int) -> Exit
         )
     complain(f"replayed {file}: {len(cassette)} interaction{'' if len(cassette) == 1 else 's'}")
     return Exit.COMPLETED
+
+
+# --- the doctor -----------------------------------------------------------------------------------------------------------------
+
+FREEZABLE = {"time.time": "time", "time.time_ns": "time", "uuid.uuid4": "uuid", "random": "random", "Random": "random"}
+"""Functions, or what their names start with, and the word of ``--freeze`` that records them."""
+
+
+def _examine(file: str, command: Sequence[str], allowed: Sequence[str]) -> Exit:
+    from stepengine.testing.processes.doctor import ObservedRun, compare_runs
+
+    first, second = ObservedRun(), ObservedRun()
+    _replayed(file, command, allowed, first, PYTHONHASHSEED="1")
+    broker = _replayed(file, command, allowed, second, PYTHONHASHSEED="2")
+    _report_uncovered(broker)
+    if not broker.processes:
+        return complain(_no_python(command), Exit.USAGE)
+    found = list(compare_runs(first, second))
+    for finding in found:
+        complain("\n".join(_explain(finding)))
+    if not found and len(first.requests) != len(second.requests):
+        return complain(f"one run sent {len(first.requests)} requests, the other {len(second.requests)}", Exit.DIVERGED)
+    if not found:
+        complain(f"{len(first.requests)} requests are equal in both runs")
+    return Exit.DIVERGED if found else Exit.COMPLETED
+
+
+def _explain(finding: Finding) -> list[str]:
+    from stepengine.testing.cassette import describe_difference
+
+    sent = f", sent by {_shown_line(finding.line)}," if finding.line else ""
+    lines = [f"{finding.request.method} {finding.request.url}{sent} differs between two runs"]
+    lines += [describe_difference(one, "first", "second") for one in finding.differences]
+    if not finding.sources:
+        return [
+            *lines,
+            "  no clock, id or random function was called before it: look for the order of a set, a file, or a thread",
+        ]
+    return [
+        *lines,
+        "  called before it, the last one first:",
+        *[f"    {_shown_line(line)}  {name}{_advice(name)}" for name, line in finding.sources],
+    ]
+
+
+def _advice(name: str) -> str:
+    kind = FREEZABLE.get(name) or FREEZABLE.get(name.partition(".")[0])
+    return f"  (record with --freeze {kind})" if kind else ""
+
+
+def _shown_line(line: str) -> str:
+    from stepengine.testing.recordings import shown_path
+
+    file, _, number = line.rpartition(":")
+    return f"{shown_path(Path(file))}:{number}"

@@ -57,14 +57,15 @@ def _cover(folder: str) -> None:
     try:
         told = channel.ask("hello", pid=os.getpid(), command=sys.orig_argv)
     except channel.BrokerGone:
-        told = {"allowed": [], "frozen": None}
+        told = {"allowed": [], "frozen": None, "observes": False}
         if channel.mode() == "record":
             return
     if channel.mode() == "replay":
         _block_network(channel, told["allowed"])
     flush = _freeze(channel, told["frozen"]) if told["frozen"] is not None else lambda: None
     _watch_children(channel, folder)
-    sys.meta_path.insert(0, _StartOnImport(channel, flush))
+    before_request = _observe(channel, told["frozen"]) if told["observes"] else flush
+    sys.meta_path.insert(0, _StartOnImport(channel, before_request))
 
 
 def _load(name: str, path: Path) -> Any:
@@ -112,6 +113,13 @@ def _freeze(channel: Any, told: dict[str, Any]) -> Callable[[], object]:
     return flush
 
 
+def _observe(channel: Any, frozen: dict[str, Any] | None) -> Callable[[], object]:
+    """Report calls of sources of nondeterminism, and return the function that finds the line that sends a request."""
+    sources = _load("sources", HERE / "sources.py")
+    sources.watch_sources((frozen or {"kinds": []})["kinds"], lambda n, at: _report(channel, "source", name=n, line=at))
+    return lambda: sources.author_line(sys._getframe(1))  # noqa: SLF001 - `inspect` has no cheaper way
+
+
 def _watch_children(channel: Any, folder: str) -> None:
     uncovered_reason = _load("child_commands", HERE / "child_commands.py").uncovered_reason
 
@@ -138,9 +146,9 @@ def _watch_children(channel: Any, folder: str) -> None:
 class _StartOnImport(MetaPathFinder):
     """Patches the HTTP libraries when the program imports the first of them."""
 
-    def __init__(self, channel: Any, flush: Callable[[], object]) -> None:
+    def __init__(self, channel: Any, before_request: Callable[[], object]) -> None:
         self._channel = channel
-        self._flush = flush
+        self._before_request = before_request
         self._lock = threading.RLock()
         self._started = False
 
@@ -162,4 +170,4 @@ class _StartOnImport(MetaPathFinder):
             reason = f"stepengine cannot be imported in {sys.executable}: {error}"
             _report(self._channel, "uncovered", command=sys.orig_argv, reason=reason)
             return None
-        return patch_process(self._flush)
+        return patch_process(self._before_request)

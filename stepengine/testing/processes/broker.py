@@ -21,6 +21,7 @@ from attrs import frozen
 
 from stepengine.testing.cassette import Cassette, CassetteMiss, LeftOut, Slot
 from stepengine.testing.processes import bootstrap, channel
+from stepengine.testing.processes.doctor import ObservedRun
 from stepengine.testing.processes.forms import interaction_from_json, interaction_to_json, request_from_json
 from stepengine.testing.processes.frozen_values import FrozenValues
 
@@ -52,24 +53,34 @@ class Broker(AbstractContextManager["Broker"]):
         replays: Whether it plays.
         allowed: Hosts that the program may reach while it replays.
         frozen: Values of the clock and of random functions; None leaves these functions alone.
+        observed: Stores requests and calls, and answers missed requests with the nearest reply; None does neither.
 
     Attributes:
         cassette: As given.
         processes: The process id and command of each Python process that was covered.
         blocked: Messages of connections that were blocked.
         uncovered: Python processes that were not covered.
+        exit_code: The exit code of the program, set by its starter.
     """
 
     def __init__(
-        self, cassette: Cassette, *, replays: bool, allowed: Iterable[str] = (), frozen: FrozenValues | None = None
+        self,
+        cassette: Cassette,
+        *,
+        replays: bool,
+        allowed: Iterable[str] = (),
+        frozen: FrozenValues | None = None,
+        observed: ObservedRun | None = None,
     ) -> None:
         self.cassette = cassette
         self.processes: list[tuple[int, tuple[str, ...]]] = []
         self.blocked: list[str] = []
         self.uncovered: list[Uncovered] = []
+        self.exit_code = 0
         self._replays = replays
         self._allowed = [*allowed]
         self._frozen = frozen
+        self._observed = observed
         self._slots: list[Slot] = []
         self._finished = 0
         self._lock = threading.Lock()
@@ -131,6 +142,7 @@ class Broker(AbstractContextManager["Broker"]):
             "hello": self._hello, "take": self._take, "reserve": self._reserve, "finish": self._finish, "times": self._add_times,
             "leave_out": lambda told: self.cassette.leave_out(LeftOut(**told["left"])),
             "blocked": lambda told: self.blocked.append(told["message"]), "uncovered": self._note_uncovered,
+            "source": self._add_source,
         }  # fmt: skip
         return operations[question["operation"]](question) or {}
 
@@ -138,16 +150,26 @@ class Broker(AbstractContextManager["Broker"]):
         with self._lock:
             self.processes.append((question["pid"], tuple(question["command"])))
         frozen = None if self._frozen is None else self._frozen.start_process(question["command"])
-        return {"allowed": self._allowed, "frozen": frozen}
+        return {"allowed": self._allowed, "frozen": frozen, "observes": self._observed is not None}
 
     def _add_times(self, question: dict[str, Any]) -> None:
         if self._frozen is not None:
             self._frozen.add_times(question["process"], question["values"])
 
+    def _add_source(self, question: dict[str, Any]) -> None:
+        if self._observed is not None:
+            self._observed.add_source(question["name"], question["line"])
+
     def _take(self, question: dict[str, Any]) -> dict[str, Any]:
+        request = request_from_json(question["request"])
+        if self._observed is not None:
+            self._observed.add_request(request, question["line"] or "")
         try:
-            found = self.cassette.take(request_from_json(question["request"]))
+            found = self.cassette.take(request)
         except CassetteMiss as miss:
+            nearest = None if self._observed is None else self._observed.find_nearest(self.cassette, miss)
+            if nearest is not None:
+                return {"interaction": interaction_to_json(nearest)}
             return {"miss": str(miss), "reason": miss.reason}
         return {"interaction": interaction_to_json(found)}
 

@@ -34,7 +34,7 @@ def patch_process(before_request: Callable[[], object]) -> Any:
     Patch the HTTP libraries of this process, and return the finder that patches those that are imported later.
 
     Args:
-        before_request: Called before each request that is recorded.
+        before_request: Called before each request; it may return the line of the program that sends it.
     """
     remote = RemoteCassette(before_request)
     replays = mode() == "replay"
@@ -58,7 +58,7 @@ class RemoteCassette:
     A cassette that is held by the broker.
 
     Args:
-        before_request: Called before each request that is recorded.
+        before_request: Called before each request; it may return the line of the program that sends it.
 
     Attributes:
         redactor: Rules about secrets.
@@ -79,7 +79,7 @@ class RemoteCassette:
             CassetteMiss: if there is none.
         """
         try:
-            answer = ask("take", request=request_to_json(request))
+            answer = ask("take", request=request_to_json(request), line=self._before_request())
         except BrokerGone as error:
             answer = {"miss": str(error), "reason": "no_file"}
         if "miss" in answer:
