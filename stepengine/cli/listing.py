@@ -156,6 +156,14 @@ GROUPS = {
 }
 """Every command, by its group and its name; those that are needed first and most stand first."""
 UNDER = {
+    "cassette": (
+        "Test and compare",
+        "Record the HTTP traffic of any Python program, and replay it.",
+        {
+            "record": ListedCommand("commands.cassette:record", "Run a program and record its HTTP traffic."),
+            "replay": ListedCommand("commands.cassette:replay", "Run a program on recorded replies, without network."),
+        },
+    ),
     "mcp": (
         "Models, editors and other programs",
         "Agents as tools for MCP clients, and a look at MCP servers.",

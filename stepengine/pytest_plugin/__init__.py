@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stepengine.pytest_plugin.environment import with_placeholders
-from stepengine.pytest_plugin.network import NetworkBlocked, blocked
 from stepengine.pytest_plugin.orphans import Orphans
 from stepengine.pytest_plugin.places import ROOT, extra_of, file_of
 from stepengine.pytest_plugin.settings import (
@@ -50,6 +49,7 @@ from stepengine.pytest_plugin.telling import (
     shorten,
     summarize,
 )
+from stepengine.system.network import NetworkBlocked, blocked
 
 if TYPE_CHECKING:
     from stepengine.testing.engines import EngineFactory

@@ -51,6 +51,7 @@ __all__ = (
     "RequestPlace",
     "Situation",
     "Slot",
+    "describe_difference",
     "describe_miss",
     "json_body",
     "nearest",
@@ -297,7 +298,7 @@ def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidat
         lines.append(
             f"  nearest: interaction {candidate.index} ({state}), {count} difference{'' if count == 1 else 's'}"
         )
-        lines.extend(map(_field, candidate.differences[:MAX_FIELDS]))
+        lines.extend(map(describe_difference, candidate.differences[:MAX_FIELDS]))
         if count > MAX_FIELDS:
             lines.append(f"    and {count - MAX_FIELDS} more")
     lines.append(f"  cause looks like: {_cause(request, at, reason, candidates)}")
@@ -306,12 +307,13 @@ def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidat
     return "\n".join(lines)
 
 
-def _field(difference: JsonDifference) -> str:
+def describe_difference(difference: JsonDifference, before: str = "recorded", after: str = "now") -> str:
+    """Return a line for one field, with both values cut to where they differ and named *before* and *after*."""
     recorded, now = (
         _window_on_difference(difference.recorded, difference.now),
         _window_on_difference(difference.now, difference.recorded),
     )
-    return f"    {difference.pointer:<{POINTER_WIDTH}} recorded {recorded:<{RECORDED_WIDTH}} now {now}"
+    return f"    {difference.pointer:<{POINTER_WIDTH}} {before} {recorded:<{RECORDED_WIDTH}} {after} {now}"
 
 
 def _window_on_difference(value: object, other: object) -> str:
@@ -484,6 +486,7 @@ class Cassette:
         misses: Every miss so far, also those that somebody caught.
         left_out: Replies that were not recorded.
         open_exchanges: What is being recorded and has not ended.
+        extras: What ``save`` writes beside the interactions.
         mode: How a test records; a cassette by itself does not.
     """
 
@@ -504,6 +507,7 @@ class Cassette:
         self.misses: list[CassetteMiss] = []
         self.left_out: list[LeftOut] = []
         self.open_exchanges: set[OpenExchange] = set()
+        self.extras: dict[str, Any] = {}
         self.hint = hint
         self.redactor = redactor
         self._matcher = Matcher(tuple(ignore), tuple(match_headers))
@@ -629,13 +633,17 @@ class Cassette:
             exchange.end_if_complete()
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
         kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.complete or allow_partial]
-        data = dump_cassette(kept)
+        data = dump_cassette(kept, self.extras)
         for index, interaction in enumerate(parse_cassette(data, str(target))):
             _refuse_secrets(interaction, cleaner, f"{target}: interactions[{index}]")
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_path(target, data)
         self.path = self.path or target
         return target
+
+    def leave_out(self, left: LeftOut) -> None:
+        """Remember a reply that is not recorded."""
+        self.left_out.append(left)
 
     def forget(self, miss: CassetteMiss) -> None:
         """Take back a miss: the request is answered otherwise."""

@@ -36,6 +36,7 @@ __all__ = (
     "is_json",
     "is_stream",
     "parse_cassette",
+    "parse_extras",
     "safe_loader",
 )
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -159,6 +160,19 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
         raise DataError(msg)
     _refuse_unknown_keys(tree, TOP_KEYS, source, "$")
     return tuple([_read_interaction(item, source, index) for index, item in enumerate(tree["interactions"])])
+
+
+def parse_extras(data: bytes, source: str) -> dict[str, Any]:
+    """
+    Return the member ``x_stepengine`` of the cassette file *data*: what belongs to no interaction.
+
+    Raises:
+        DataError: as ``parse_cassette``.
+    """
+    tree = _tree(data, source)
+    extras = (tree.get("x_stepengine") if isinstance(tree, dict) else None) or {}
+    _mapping(extras, source, "x_stepengine")
+    return dict(extras)
 
 
 @functools.cache
@@ -401,11 +415,13 @@ UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uf
 ENDLESS = 1 << 30
 
 
-def dump_cassette(interactions: Iterable[Interaction]) -> bytes:
-    """Return the file that holds *interactions*."""
+def dump_cassette(interactions: Iterable[Interaction], extras: Mapping[str, object] | None = None) -> bytes:
+    """Return the file that holds *interactions*, and *extras* that belong to none of them."""
     import yaml
 
     tree = {"interactions": [_written_interaction(i) for i in interactions], "version": 1}
+    if extras:
+        tree["x_stepengine"] = dict(extras)
     text = yaml.dump(
         tree, Dumper=_dumper(), allow_unicode=True, width=ENDLESS, sort_keys=False, default_flow_style=False
     )

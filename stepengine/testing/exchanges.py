@@ -12,9 +12,11 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
+from typing import Protocol
 
 from stepengine.data.json import JsonDict
-from stepengine.testing.cassette import Cassette, CassetteMiss, LeftOut, Slot
+from stepengine.redaction import Redactor
+from stepengine.testing.cassette import CassetteMiss, LeftOut, OpenExchange, Slot
 from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
 from stepengine.testing.cleaning import (
     Cleaner,
@@ -26,7 +28,17 @@ from stepengine.testing.cleaning import (
 )
 from stepengine.testing.stream_ends import stream_is_complete
 
-__all__ = ("FRAMING", "PASSING", "Exchange", "Exchanges", "headers_from_raw", "sending", "start_exchange")
+__all__ = (
+    "FRAMING",
+    "PASSING",
+    "Exchange",
+    "Exchanges",
+    "KnownReplies",
+    "Recording",
+    "headers_from_raw",
+    "sending",
+    "start_exchange",
+)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 NOT_RECORDED = frozenset({408, 409, 429})
@@ -35,6 +47,35 @@ FIRST_SERVER_ERROR = 500
 FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})
 PASSING: ContextVar[bool] = ContextVar("PASSING", default=False)
 """Whether a request is on its way to the network through a transport that records it."""
+
+
+class KnownReplies(Protocol):
+    """What replies are played from: a ``Cassette``, or that of another process."""
+
+    def take(self, request: RecordedRequest) -> Interaction:
+        """Return the recorded interaction of *request*, or raise ``CassetteMiss``."""
+
+    def forget(self, miss: CassetteMiss) -> None:
+        """Remove a miss: the request is answered otherwise."""
+
+
+class Recording(Protocol):
+    """What exchanges are recorded into: a ``Cassette``, or that of another process."""
+
+    open_exchanges: set[OpenExchange]
+
+    @property
+    def redactor(self) -> Redactor:
+        """Rules about secrets."""
+
+    def reserve(self, secrets: dict[str, str] | None = None) -> Slot:
+        """Take the next place for a request that starts now."""
+
+    def finish(self, slot: Slot, interaction: Interaction) -> None:
+        """Put what was recorded into its place."""
+
+    def leave_out(self, left: LeftOut) -> None:
+        """Remember a reply that is not recorded."""
 
 
 class Exchange:
@@ -49,7 +90,7 @@ class Exchange:
     """
 
     def __init__(
-        self, cassette: Cassette, request: RecordedRequest, *, record_errors: bool = False, keep_chunks: bool = False
+        self, cassette: Recording, request: RecordedRequest, *, record_errors: bool = False, keep_chunks: bool = False
     ) -> None:
         self._cassette = cassette
         self._request = request
@@ -121,7 +162,7 @@ class Exchange:
 
     def _leave_out(self, reason: str) -> None:
         left = LeftOut(self._request.method, clean_url(self._request.url), self._head.status, reason)
-        self._cassette.left_out.append(left)
+        self._cassette.leave_out(left)
 
 
 @contextlib.contextmanager
@@ -139,7 +180,7 @@ def sending(exchange: Exchange | None) -> Iterator[None]:
 
 
 def start_exchange(
-    cassette: Cassette, request: RecordedRequest, *, record_errors: bool = False, keep_chunks: bool = False
+    cassette: Recording, request: RecordedRequest, *, record_errors: bool = False, keep_chunks: bool = False
 ) -> Exchange | None:
     """Start to record *request*; return None for one that deals in credentials, which is never recorded."""
     if is_credential_exchange(request):
@@ -157,7 +198,7 @@ class Exchanges:
         record_errors: As for ``Exchange``.
     """
 
-    def __init__(self, known: Cassette | None, fresh: Cassette | None, *, record_errors: bool = False) -> None:
+    def __init__(self, known: KnownReplies | None, fresh: Recording | None, *, record_errors: bool = False) -> None:
         self._known = known
         self._fresh = fresh
         self._record_errors = record_errors

@@ -177,9 +177,10 @@ def examples(name: str) -> list[tuple[str, list[str]]]:
     text = inspect.cleandoc(HELPS[name].__doc__ or "").replace("\\\n", "")
     found = []
     for line in [line for line in text.splitlines() if line.startswith("  ")]:
-        if typed := re.search(r"(?:^ +|\| )stepengine ((?:mcp |release |package |tokens )?[a-z]+)(.*)", line):
+        if typed := re.search(r"(?:^ +|\| )stepengine ((?:mcp |release |package |tokens |cassette )?[a-z]+)(.*)", line):
             words = shlex.split(re.split(r"(?<=\S) {3,}(?=[a-z])", typed[2])[0])
-            found.append((typed[1], words[: words.index("|")] if "|" in words else words))
+            ends = [words.index(mark) for mark in ("|", "--") if mark in words]  # behind `--` is another program
+            found.append((typed[1], words[: min(ends, default=len(words))]))
     return found
 
 

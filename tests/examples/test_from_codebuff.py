@@ -20,7 +20,7 @@ import pytest
 from stepengine import Engine, RunStatus
 from stepengine.data.json import thaw
 from stepengine.journal import FileJournal
-from stepengine.pytest_plugin.network import blocked
+from stepengine.system.network import blocked
 from stepengine.testing import tool_call
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ import pytest
 
 from stepengine import RunStatus
 from stepengine.journal import FileJournal
-from stepengine.pytest_plugin.network import blocked
+from stepengine.system.network import blocked
 from tests.offline import ROOT, ran
 
 

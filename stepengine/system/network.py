@@ -1,0 +1,88 @@
+"""
+Block the network while recordings are replayed.
+
+One audit hook of the interpreter blocks it, so that code which kept a socket or a function of its own is covered, too.
+
+Not covered: other processes, and network stacks that are not Python's sockets, such as uvloop's. This module imports the standard
+library alone: processes that have no stepengine load it by its path.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+__all__ = ("NetworkBlocked", "block_network", "blocked")
+
+LOOKUPS = frozenset({"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
+SENDING = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
+OF_TESTS = (
+    "this test replays its recordings and may not reach the network; allow a host with the ini setting stepengine_network_allow, or "
+    "everything with --stepengine-network=allow"
+)
+
+
+class NetworkBlocked(BaseException):
+    """A program that replays tried to reach the network. No ``Exception``, so that no handler retries or swallows it."""
+
+
+class _Block:
+    def __init__(self, allowed: Iterable[str], reason: str, report: Callable[[NetworkBlocked], object]) -> None:
+        self.allowed = frozenset(allowed)
+        self.reason = reason
+        self.report = report
+
+
+_blocks: list[_Block] = []
+_installed: list[bool] = []
+
+
+def _audit(event: str, args: tuple[object, ...]) -> None:
+    if not _blocks or (event not in SENDING and event not in LOOKUPS):
+        return
+    address = args[1] if event in SENDING else args[0]
+    if event in SENDING and not isinstance(address, tuple):
+        return  # a path of a Unix socket, or a socket that is connected already
+    host = address[0] if isinstance(address, tuple) else address
+    name = host.decode(errors="replace") if isinstance(host, bytes) else str(host)
+    for block in [*_blocks]:
+        if name not in block.allowed:
+            error = NetworkBlocked(f"{event} to {name!r}: {block.reason}")
+            block.report(error)
+            raise error
+
+
+def block_network(
+    allowed: Iterable[str], reason: str, report: Callable[[NetworkBlocked], object]
+) -> Callable[[], None]:
+    """
+    Block every host except *allowed*, and return the function that ends this. Blocks may be nested.
+
+    The hook cannot be removed again, so it only checks whether anything is blocked.
+
+    Args:
+        allowed: Names and addresses, exactly as the program passes them.
+        reason: Why it is blocked and how to allow it, for the message.
+        report: Called with each error before it is raised.
+    """
+    if not _installed:
+        _installed.append(True)
+        sys.addaudithook(_audit)
+    block = _Block(allowed, reason, report)
+    _blocks.append(block)
+    return lambda: _blocks.remove(block)
+
+
+@contextmanager
+def blocked(allowed: Iterable[str] | None) -> Iterator[list[NetworkBlocked]]:
+    """Block the network of a test for a while, and yield the list of errors; None for *allowed* blocks nothing."""
+    refused: list[NetworkBlocked] = []
+    if allowed is None:
+        yield refused
+        return
+    end = block_network(allowed, OF_TESTS, refused.append)
+    try:
+        yield refused
+    finally:
+        end()

@@ -1,0 +1,173 @@
+"""
+Prepare a Python process of a program that is recorded or replayed, before the first line of the program.
+
+A ``sitecustomize`` module that the command writes loads this file by its path and calls ``start``. This module imports the standard
+library alone. stepengine is imported when the program imports the first HTTP library, so that processes without one start fast.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ("LIBRARIES", "SITE", "start")
+
+LIBRARIES = frozenset({"httpx2", "httpx", "aiohttp", "urllib3"})
+HERE = Path(__file__).parent
+FAILED, DIVERGED = 1, 5
+SITE = """\
+import importlib.util, sys
+_spec = importlib.util.spec_from_file_location("_stepengine_bootstrap", {path!r})
+_module = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+_module.start({folder!r})
+"""
+"""The source of the module ``sitecustomize`` that loads this one."""
+
+
+def start(folder: str) -> None:
+    """
+    Cover this process.
+
+    Args:
+        folder: The entry of ``PYTHONPATH`` that held the ``sitecustomize`` module.
+    """
+    try:
+        _cover(folder)
+    except Exception as error:  # noqa: BLE001 - `site` would print it and start the program without cover
+        sys.stderr.write(f"stepengine: this process cannot be recorded or replayed: {error!r}\n")
+        sys.stderr.flush()
+        os._exit(FAILED)
+    _run_next_sitecustomize(folder)
+
+
+def _cover(folder: str) -> None:
+    channel = _load("channel", HERE / "channel.py")
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    if channel.mode() == "":
+        return
+    try:
+        told = channel.ask("hello", pid=os.getpid(), command=sys.orig_argv)
+    except channel.BrokerGone:
+        told = {"allowed": [], "frozen": None, "observes": False}
+        if channel.mode() == "record":
+            return
+    if channel.mode() == "replay":
+        _block_network(channel, told["allowed"])
+    flush = _freeze(channel, told["frozen"]) if told["frozen"] is not None else lambda: None
+    _watch_children(channel, folder)
+    before_request = _observe(channel, told["frozen"]) if told["observes"] else flush
+    sys.meta_path.insert(0, _StartOnImport(channel, before_request))
+
+
+def _load(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"_stepengine_{name}", path)
+    if spec is None or spec.loader is None:
+        msg = f"{path} is missing"
+        raise ImportError(msg)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _run_next_sitecustomize(folder: str) -> None:
+    """Run the module of that name that this one hides."""
+    spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if entry != folder])
+    if spec is not None and spec.loader is not None:
+        module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+# --- the network, and processes that this one starts ------------------------------------------------------------------------
+
+
+def _report(channel: Any, operation: str, **members: Any) -> None:
+    try:
+        channel.ask(operation, **members)
+    except channel.BrokerGone:
+        return
+
+
+def _block_network(channel: Any, allowed: list[str]) -> None:
+    network = _load("network", HERE.parent.parent / "system" / "network.py")
+    reason = "this program replays a cassette and may not reach the network; allow a host with --allow-host"
+    network.block_network(allowed, reason, lambda error: _report(channel, "blocked", message=str(error)))
+
+
+def _freeze(channel: Any, told: dict[str, Any]) -> Callable[[], object]:
+    """Replace the functions that are frozen, and return the function that sends the values recorded so far."""
+
+    def send(key: str, values: dict[str, list[int]]) -> None:
+        _report(channel, "times", process=key, values=values)
+
+    process = _load("frozen", HERE / "frozen.py").FrozenProcess(told, send if channel.mode() == "record" else None)
+    flush: Callable[[], object] = process.flush
+    return flush
+
+
+def _observe(channel: Any, frozen: dict[str, Any] | None) -> Callable[[], object]:
+    """Report calls of sources of nondeterminism, and return the function that finds the line that sends a request."""
+    sources = _load("sources", HERE / "sources.py")
+    sources.watch_sources((frozen or {"kinds": []})["kinds"], lambda n, at: _report(channel, "source", name=n, line=at))
+    return lambda: sources.author_line(sys._getframe(1))  # noqa: SLF001 - `inspect` has no cheaper way
+
+
+def _watch_children(channel: Any, folder: str) -> None:
+    uncovered_reason = _load("child_commands", HERE / "child_commands.py").uncovered_reason
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event not in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
+            return
+        if event == "os.system":
+            command, variables = ["sh", "-c", args[0]], None
+        else:
+            command, variables = args[1], args[-1]
+            command = [command] if isinstance(command, (str, bytes)) else [*command]
+            if args[0] is not None and event == "subprocess.Popen" and command:
+                command[0] = args[0]
+        reason = uncovered_reason(command, variables, folder)
+        if reason is not None:
+            _report(channel, "uncovered", command=[os.fsdecode(word) for word in command], reason=reason)
+
+    sys.addaudithook(audit)
+
+
+# --- HTTP libraries ---------------------------------------------------------------------------------------------------------
+
+
+class _StartOnImport(MetaPathFinder):
+    """Patches the HTTP libraries when the program imports the first of them."""
+
+    def __init__(self, channel: Any, before_request: Callable[[], object]) -> None:
+        self._channel = channel
+        self._before_request = before_request
+        self._lock = threading.RLock()
+        self._started = False
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the spec of the first library, from the finder that patches; None for everything else."""
+        if self._started or fullname not in LIBRARIES:
+            return None
+        with self._lock:
+            if self._started:
+                return None
+            first = self._start()
+            self._started = True
+        return None if first is None else first.find_spec(fullname, path, target)
+
+    def _start(self) -> Any:
+        try:
+            from stepengine.testing.processes.client import patch_process
+        except ImportError as error:
+            reason = f"stepengine cannot be imported in {sys.executable}: {error}"
+            _report(self._channel, "uncovered", command=sys.orig_argv, reason=reason)
+            return None
+        return patch_process(self._before_request)

@@ -1,0 +1,75 @@
+"""
+Recognise commands that start a Python which ignores ``PYTHONPATH``: it cannot be recorded or replayed.
+
+This module imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+__all__ = ("uncovered_reason",)
+
+PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]*(?:\.exe)?")
+REASONS = {
+    "I": "-I ignores PYTHONPATH",
+    "E": "-E ignores PYTHONPATH",
+    "S": "-S does not import the site module",
+}
+WITH_VALUE = "WX"
+ENDS = "cm"
+SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+
+
+def uncovered_reason(command: Sequence[object], variables: Mapping[object, object] | None, wanted: str) -> str | None:
+    """
+    Return why the Python that a command starts is not covered, or None if it is, or starts no Python.
+
+    Args:
+        command: The program and its arguments. The words of ``sh -c`` are searched, too.
+        variables: The environment of the new process; None if it inherits that of this one.
+        wanted: The entry of ``PYTHONPATH`` that covers a process.
+    """
+    words = _words(command)
+    starts = [i for i, word in enumerate(words) if PYTHON.fullmatch(os.path.basename(word))]  # noqa: PTH119 - runs at start-up
+    for start in starts:
+        reason = _reason_of_options(words[start + 1 :])
+        if reason:
+            return reason
+    if starts and variables is not None:
+        given = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}  # type: ignore[arg-type]
+        if wanted not in given.get("PYTHONPATH", "").split(os.pathsep):
+            return "its environment has another PYTHONPATH"
+    return None
+
+
+def _words(command: Sequence[object]) -> list[str]:
+    words = [os.fsdecode(word) for word in command if isinstance(word, (str, bytes, os.PathLike))]
+    if not words or os.path.basename(words[0]) not in SHELLS:  # noqa: PTH119
+        # Only the program itself is a Python: its arguments may name another one without starting it.
+        return words if words and PYTHON.fullmatch(os.path.basename(words[0])) else []  # noqa: PTH119
+    try:
+        return [word for text in words[1:] for word in shlex.split(text)]
+    except ValueError:
+        return []
+
+
+def _reason_of_options(words: list[str]) -> str | None:
+    position = 0
+    while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
+        word = words[position]
+        position += 1
+        if word.startswith("--"):
+            continue
+        for index, letter in enumerate(word[1:], 1):
+            if letter in REASONS:
+                return REASONS[letter]
+            if letter in WITH_VALUE:
+                position += index == len(word) - 1
+                break
+            if letter in ENDS:
+                return None
+    return None

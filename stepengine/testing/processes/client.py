@@ -1,0 +1,116 @@
+"""
+The cassette of a process that belongs to a recorded or replayed program: it asks the broker for each reply.
+
+``patch_process`` patches the HTTP libraries for the rest of the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from stepengine.redaction import Redactor
+from stepengine.testing.cassette import CassetteMiss, LeftOut, OpenExchange, Slot
+from stepengine.testing.cassette_files import Interaction, RecordedRequest
+from stepengine.testing.cleaning import SHAPES
+from stepengine.testing.exchanges import Exchanges
+from stepengine.testing.patching import patched
+from stepengine.testing.processes.channel import BrokerGone, ask, mode
+from stepengine.testing.processes.forms import interaction_from_json, interaction_to_json, request_to_json
+
+__all__ = ("RemoteCassette", "patch_process")
+
+_patches = contextlib.ExitStack()
+
+
+def patch_process(before_request: Callable[[], object]) -> Any:
+    """
+    Patch the HTTP libraries of this process, and return the finder that patches those that are imported later.
+
+    Args:
+        before_request: Called before each request; it may return the line of the program that sends it.
+    """
+    remote = RemoteCassette(before_request)
+    replays = mode() == "replay"
+    _patches.enter_context(
+        patched(Exchanges(remote if replays else None, None if replays else remote, record_errors=True))
+    )
+    atexit.register(remote.end_open_exchanges)
+    return sys.meta_path[0]
+
+
+@attrs.define(eq=False)
+class _RemoteSlot(Slot):
+    """A place in the cassette of the broker; a forked process that inherits it does not fill it."""
+
+    number: int = -1
+    process: int = attrs.field(factory=os.getpid)
+
+
+class RemoteCassette:
+    """
+    A cassette that is held by the broker.
+
+    Args:
+        before_request: Called before each request; it may return the line of the program that sends it.
+
+    Attributes:
+        redactor: Rules about secrets.
+        open_exchanges: Requests of this process that are being recorded.
+    """
+
+    redactor: Redactor = SHAPES
+
+    def __init__(self, before_request: Callable[[], object]) -> None:
+        self._before_request = before_request
+        self.open_exchanges: set[OpenExchange] = set()
+
+    def take(self, request: RecordedRequest) -> Interaction:
+        """
+        Return the recorded interaction of *request*.
+
+        Raises:
+            CassetteMiss: if there is none.
+        """
+        try:
+            answer = ask("take", request=request_to_json(request), line=self._before_request())
+        except BrokerGone as error:
+            answer = {"miss": str(error), "reason": "no_file"}
+        if "miss" in answer:
+            raise CassetteMiss(answer["miss"], reason=answer["reason"], request=request, candidates=())
+        return interaction_from_json(answer["interaction"])
+
+    def forget(self, miss: CassetteMiss) -> None:
+        """Do nothing: while replaying every miss counts."""
+
+    def reserve(self, secrets: dict[str, str] | None = None) -> Slot:
+        """Take the next place for a request that starts now."""
+        self._before_request()
+        try:
+            number = ask("reserve", secrets=secrets or {})["slot"]
+        except BrokerGone:
+            number = -1
+        return _RemoteSlot(secrets=secrets or {}, number=number)
+
+    def finish(self, slot: Slot, interaction: Interaction) -> None:
+        """Send what was recorded; a reply that was not read to its end was reported already."""
+        if not isinstance(slot, _RemoteSlot) or slot.process != os.getpid() or not interaction.complete:
+            return
+        with contextlib.suppress(BrokerGone):
+            ask("finish", slot=slot.number, interaction=interaction_to_json(interaction))
+
+    def leave_out(self, left: LeftOut) -> None:
+        """Report a reply that is not recorded."""
+        with contextlib.suppress(BrokerGone):
+            ask("leave_out", left=attrs.asdict(left))
+
+    def end_open_exchanges(self) -> None:
+        """Store the replies that are complete although the program has not closed them."""
+        for exchange in [*self.open_exchanges]:
+            exchange.end(read_to_end=False)

@@ -1,0 +1,90 @@
+"""Compare two runs of a program: the requests that differ, and the calls that may be the reason."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.json import ABSENT, JsonDifference, differences
+from stepengine.testing.cassette import Cassette, CassetteMiss, Matcher
+from stepengine.testing.cassette_files import Interaction, RecordedRequest
+from stepengine.testing.cleaning import Cleaner, known_secrets
+
+__all__ = ("Finding", "ObservedRun", "compare_runs")
+
+
+@frozen
+class _SentRequest:
+    request: RecordedRequest
+    line: str
+    sources: tuple[tuple[str, str], ...]
+
+
+@frozen
+class Finding:
+    """
+    A request that differs between two runs.
+
+    Attributes:
+        request: The request of the first run.
+        line: The file and line that sent it.
+        differences: What differs, the first run as ``recorded``.
+        sources: Function and line of each call of a source before the request, the last one first.
+    """
+
+    request: RecordedRequest
+    line: str
+    differences: tuple[JsonDifference, ...]
+    sources: tuple[tuple[str, str], ...]
+
+
+@attrs.define(eq=False)
+class ObservedRun:
+    """What the processes of a program sent and called in one run."""
+
+    requests: list[_SentRequest] = attrs.field(factory=list)
+    sources: list[tuple[str, str]] = attrs.field(factory=list)
+    _played: set[int] = attrs.field(factory=set)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def add_source(self, name: str, line: str) -> None:
+        """Store a call of a source."""
+        with self._lock:
+            if (name, line) not in self.sources:
+                self.sources.append((name, line))
+
+    def add_request(self, request: RecordedRequest, line: str) -> None:
+        """Store a request, with the sources that were called before it."""
+        clean = Cleaner(known_secrets(request.headers)).request(request)
+        with self._lock:
+            self.requests.append(_SentRequest(clean, line, tuple(reversed(self.sources))))
+
+    def find_nearest(self, cassette: Cassette, miss: CassetteMiss) -> Interaction | None:
+        """Return the recorded interaction that is nearest to a missed request, each once, so that the program goes further."""
+        with self._lock:
+            for candidate in miss.candidates:
+                if candidate.index not in self._played:
+                    self._played.add(candidate.index)
+                    return cassette.interactions[candidate.index]
+        return None
+
+
+def compare_runs(first: ObservedRun, second: ObservedRun) -> Iterator[Finding]:
+    """Yield the requests of the first run that are not in the second one, whatever their order."""
+    matcher = Matcher()
+    rest = [(matcher.key(sent.request), sent) for sent in second.requests]
+    alone: list[_SentRequest] = []
+    for sent in first.requests:
+        key = matcher.key(sent.request)
+        found = next((i for i, (other, _) in enumerate(rest) if other == key), None)
+        if found is None:
+            alone.append(sent)
+        else:
+            rest.pop(found)
+    for sent in alone:
+        other = rest.pop(0)[1].request if rest else None
+        now = ABSENT if other is None else matcher.json(other)
+        yield Finding(sent.request, sent.line, tuple(differences(matcher.json(sent.request), now)), sent.sources)

@@ -1,0 +1,119 @@
+"""
+Replace ``time.time``, ``time.time_ns``, ``uuid.uuid4`` and the seed of ``random`` in a process of a program.
+
+Values of the clock are recorded and played by the function that calls, so that a library that is not called while replaying changes
+nothing for the others. UUIDs follow from the recorded seed, the calling function and the number of its call. This module imports the
+standard library alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import random
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ("KINDS", "FrozenProcess")
+
+KINDS = ("time", "random", "uuid")
+FLUSH_AT = 100
+MAX_VALUES = 10_000
+"""Values of the clock that are recorded of one function; a loop that waits on the clock calls it without end."""
+NANOSECONDS = 1_000_000_000
+
+
+class FrozenProcess:
+    """
+    The replaced functions of one process.
+
+    Args:
+        told: The broker's answer: ``key`` of the process, ``seed``, ``kinds`` and, while replaying, ``times`` by process and function.
+        send: Called with the key of the process and recorded values by function; None while replaying.
+    """
+
+    def __init__(self, told: dict[str, Any], send: Callable[[str, dict[str, list[int]]], object] | None) -> None:
+        self._key, self._seed = told["key"], told["seed"]
+        self._times: dict[str, dict[str, list[int]]] = told["times"]
+        self._send = send
+        self._lock = threading.RLock()
+        self._counts: dict[str, int] = {}
+        self._pending: dict[str, list[int]] = {}
+        self._real = time.time_ns
+        self._last = (0, self._real())
+        self._forks = 0
+        if "time" in told["kinds"]:
+            time.time, time.time_ns = self._time, self._time_ns
+            atexit.register(self.flush)
+        if "uuid" in told["kinds"]:
+            uuid.uuid4 = self._uuid4
+        if "random" in told["kinds"]:
+            random.seed(self._derived("random"))
+        os.register_at_fork(before=self._count_fork, after_in_child=lambda: self._after_fork(told["kinds"]))
+
+    def flush(self) -> None:
+        """Send the values that were recorded."""
+        with self._lock:
+            pending, self._pending = self._pending, {}
+            if pending and self._send is not None:
+                self._send(self._key, pending)
+
+    def _derived(self, *names: object) -> int:
+        text = "\n".join(map(str, (self._seed, self._key, *names)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
+
+    def _number_of(self, site: str) -> int:
+        number = self._counts.get(site, 0)
+        self._counts[site] = number + 1
+        return number
+
+    def _time(self) -> float:
+        return self._now(_site("time")) / NANOSECONDS
+
+    def _time_ns(self) -> int:
+        return self._now(_site("time_ns"))
+
+    def _now(self, site: str) -> int:
+        with self._lock:
+            number = self._number_of(site)
+            if self._send is not None:
+                now = self._real()
+                if number < MAX_VALUES:
+                    self._pending.setdefault(site, []).append(now)
+                if sum(map(len, self._pending.values())) >= FLUSH_AT:
+                    self.flush()
+                return now
+            known = self._times.get(self._key, {}).get(site, [])
+            if number < len(known):
+                self._last = (known[number], self._real())
+                return known[number]
+            value, at = self._last
+            now = self._real()
+            # A call that was not recorded: the clock goes on from the last value, so that loops with a deadline end.
+            return value + now - at if value else now
+
+    def _uuid4(self) -> uuid.UUID:
+        site = _site("uuid4")
+        with self._lock:
+            return uuid.UUID(int=self._derived(site, self._number_of(site)), version=4)
+
+    def _count_fork(self) -> None:
+        self._forks += 1
+
+    def _after_fork(self, kinds: list[str]) -> None:
+        self._lock = threading.RLock()
+        self._key = f"{self._key}/{self._forks}"
+        self._forks, self._pending, self._counts = 0, {}, {}
+        if "random" in kinds:
+            random.seed(self._derived("random"))
+
+
+def _site(name: str) -> str:
+    """Return the function of the program that called *name*."""
+    frame = sys._getframe(2)  # noqa: SLF001 - `inspect` has no cheaper way
+    return f"{name} in {frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}"

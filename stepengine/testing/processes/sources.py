@@ -1,0 +1,91 @@
+"""
+Find calls of functions that return something else in every run, in the files of a program: clocks, random values, ids.
+
+This module imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+__all__ = ("author_line", "watch_sources")
+
+IN_C = frozenset({
+    ("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("time", "gmtime"), ("time", "ctime"), ("time", "strftime"),
+    ("posix", "urandom"), ("posix", "getpid"),
+})  # fmt: skip
+METHODS = frozenset(
+    {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "Random.random", "Random.getrandbits"}
+)
+MODULES = frozenset({"random", "secrets"})
+FUNCTIONS = frozenset({("uuid", "uuid1"), ("uuid", "uuid4"), ("tempfile", "mkdtemp"), ("tempfile", "mkstemp")})
+FROZEN = {"random": ("random", "Random")}
+
+_foreign = tuple({
+    *[sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")],
+    str(Path(__file__).parents[2]) + os.sep,
+})  # fmt: skip
+
+
+def author_line(frame: FrameType | None) -> str:
+    """Return the file and line of the program that *frame* was called from; ``""`` if there is none."""
+    while frame is not None:
+        if _is_author(frame):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _is_author(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return not name.startswith(("<", *_foreign))
+
+
+def watch_sources(frozen: Iterable[str], report: Callable[[str, str], object]) -> None:
+    """
+    Report each line of the program that calls a source of nondeterminism, once, in all threads that start from now on.
+
+    Args:
+        frozen: Kinds of values that are replayed, so that their functions are no sources.
+        report: Called with the name of the function and the line.
+    """
+    ignored = tuple([name for kind in frozen for name in FROZEN.get(kind, ())])
+    seen: set[tuple[str, str]] = set()
+
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_call":
+            caller, name = frame, _name_in_c(arg)
+        elif event == "call" and frame.f_back is not None:
+            caller, name = frame.f_back, _name_in_python(frame)
+        else:
+            return
+        if not name or name.partition(".")[0] in ignored or not _is_author(caller):
+            return
+        found = name, f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        if found not in seen:
+            seen.add(found)
+            report(*found)
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+
+
+def _name_in_c(function: Any) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if (module, name) in IN_C:
+        return f"os.{name}" if module == "posix" else f"{module}.{name}"
+    return name if name in METHODS else ""
+
+
+def _name_in_python(frame: FrameType) -> str:
+    module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
+    if (module in MODULES and not name.startswith("<")) or (module, name) in FUNCTIONS:
+        return f"{module}.{name}"
+    return ""
