@@ -70,7 +70,7 @@ def create_foreign_client(base: type[Any], **options: Any) -> Any:
     lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
     ambient = {line.partition(":")[0].strip().lower() for line in lines if ":" in line}
 
-    class ForeignClient(base):
+    class ForeignClient(base):  # type: ignore[misc]  # a class of a module that is loaded late
         @property
         def default_headers(self) -> dict[str, Any]:
             own = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": self.user_agent}
