@@ -511,8 +511,8 @@ def ratios(figures: Figures) -> dict[str, Spread]:
 
 BUDGETS = {
     "CPU of a step to bare DBOS": 3.5,
-    "transactions of an idle worker to bare DBOS": 2.5,
-    "CPU of an idle worker to bare DBOS": 2.5,
+    "transactions of an idle worker to bare DBOS": 1.3,
+    "CPU of an idle worker to bare DBOS": 1.3,
     f"CPU of a step, long run to one of {SHORT}": 1.3,
 }
 

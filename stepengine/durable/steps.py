@@ -323,7 +323,7 @@ class DurableRun:
     def is_long(self) -> None:
         """Say that the run grows long; its handler's variables cannot move to another run, so none is begun by itself."""
         message = (
-            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a quarter of a second "
+            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a third of a second "
             "of CPU for each 1,000 or so; give longer work to children, of which only the result is read"
         )
         LOGGER.warning(message)
