@@ -280,7 +280,7 @@ async def test_a_process_is_one_worker(db: str):
 
 
 @pytest.mark.spec("durable:U2")
-def test_the_database_package_is_bounded_to_the_release_whose_private_names_are_replaced():
+def test_the_database_package_is_bounded_to_the_release_whose_private_names_are_used():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert "dbos>=3.4,<3.5" in project["optional-dependencies"]["durable"]
