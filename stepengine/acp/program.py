@@ -217,8 +217,6 @@ class AgentProgram:
             await self._process.wait()
         self._tasks[0].cancel()
         await asyncio.gather(self._tasks[0], return_exceptions=True)
-        # Otherwise it is closed by a collector, which may come when the loop is gone.
-        self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
 
     async def why_ended(self) -> str:
         """Return what is known of a program that ended by itself."""

@@ -177,9 +177,9 @@ def _refuse_pickle(_: object) -> object:
 
 def portable() -> Any:
     """Return the serializer of everything: portable JSON."""
-    from dbos import _serialization
+    from dbos import DBOSPortableJSONSerializer
 
-    return _serialization.DBOSPortableJSON
+    return DBOSPortableJSONSerializer()
 
 
 class _Sparing(logging.Filter):

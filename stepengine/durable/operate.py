@@ -65,7 +65,6 @@ LIVING = f"""
     group by s.workflow_uuid, s.status
 """  # noqa: S608
 """The runs of trees that have not ended, with how many children they asked for, and of how many they know the end."""
-STATES = "select workflow_uuid, status from dbos.workflow_status where workflow_uuid = any(%s)"
 LOOK_SECONDS = 0.1
 CHILD_POLL = 0.2
 STEPS = """
@@ -529,7 +528,8 @@ class Operator:
         Raises:
             DatabaseAway: when the database cannot be reached.
         """
-        return {run: str(state) for run, state in await self.rows(STATES, list(runs))}
+        found = await self.client.list_workflows_async(workflow_ids=list(runs), load_input=False, load_output=False)
+        return {status.workflow_id: str(status.status) for status in found}
 
     async def run(self, run: str) -> RunView:
         """
@@ -868,10 +868,10 @@ class Operator:
             (topic, _read(message, f"an answer to {run!r}"), key)
             for topic, message, key in await self.rows(UNREAD, run)
         ]
-        last = await self.rows("select max(function_id) from dbos.operation_outputs where workflow_uuid = %s", run)
+        steps = await self.client.list_workflow_steps_async(run, load_output=False)
         options = {"application_version": release} if release is not None else {}
         await self.client.update_workflow_attributes_async(run, {"again": True}, merge=True)
-        start = 1 + (last[0][0] or 0)
+        start = 1 + max([step["function_id"] for step in steps], default=0)
         try:
             await self.client.rewind_workflow_async(run, start_step=start, queue_name=queue, **options)
         except Exception as error:

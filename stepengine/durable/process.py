@@ -32,7 +32,6 @@ from stepengine.durable.database import (
     queue_name,
 )
 from stepengine.durable.indexes import made_indexes
-from stepengine.durable.places import Records, check_package
 from stepengine.durable.queues import LOOK_SECONDS, Queues
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.schedule_book import made_book
@@ -48,7 +47,7 @@ from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorBusy", "WorkerProcess", "WorkerSetting", "release_of")
 
-POOL_SIZE = 4
+POOL_SIZE = 8
 THREADS = 64
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 1.0
@@ -177,7 +176,6 @@ class WorkerProcess:
         self._cleans = redactor_for("known", {})
         self._keeper: asyncio.Task[None] | None = None
         self._queues: Queues | None = None
-        self._records = Records(setting.url, setting.app)
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
 
     @property
@@ -203,10 +201,7 @@ class WorkerProcess:
             msg = "a process is one worker: close the other DurableEngine first"
             raise StepEngineError(msg)
         package = import_guarded()
-        check_package()
-        from dbos import _error
-
-        self._errors = _error
+        self._errors = package.error
         self._dbos = package.DBOS
         await self._take_lock()
         WorkerProcess.current = self
@@ -343,7 +338,6 @@ class WorkerProcess:
             redactor=self._redactor(),
             seed=known,
             sessions=self.sessions,
-            records=self._records,
         )
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a workflow is executed in one
@@ -379,7 +373,6 @@ class WorkerProcess:
         finally:
             if self._rates is not None:
                 await self._rates.close()
-            await self._records.close()
             if WorkerProcess.current is self:
                 WorkerProcess.current = None
                 # The loop was lent the package's threads, which are gone.

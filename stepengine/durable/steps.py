@@ -2,8 +2,8 @@
 ``Steps``: the performer that makes the effects of one run durable.
 
 It stands where a recorder stands, between the meter of limits and the gate. Before effects begin, everything whose number
-in the database counts is drawn, in program order and in the run's own task: markers, intents, the places of results.
-What is performed then records itself in the place that was drawn for it, whenever it ends. Here no rule of the machine
+in the database counts is reserved, in program order and in the run's own task: markers, intents, the steps of results.
+What is performed then is recorded under the number that was reserved for it, whenever it ends. Here no rule of the machine
 is known, and nothing that follows from one.
 """
 
@@ -14,7 +14,6 @@ import contextlib
 import contextvars
 import re
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -46,8 +45,8 @@ from stepengine.data.tools import Yielding
 from stepengine.data.usage import Usage
 from stepengine.durable.database import WORKFLOW, away_errors, queue_name
 from stepengine.durable.messages import HeardMessages, posted_topic
-from stepengine.durable.places import Drawn, Places, Records, performed
 from stepengine.durable.sessions import Sessions
+from stepengine.durable.step_records import Reserved, StepRecords
 from stepengine.durable.wire import (
     Ancestor,
     Order,
@@ -161,7 +160,7 @@ class _OutcomePlace(NamedTuple):
 
     Attributes:
         name: The step's name.
-        reservation: Its number; ``None`` for a question, and for a body in this run, whose result comes after what is done in it.
+        step: The reserved step; ``None`` for a question, and for a body in this run, whose result comes after what is done in it.
         is_doubtful: Whether it was begun by an execution before this one, and must not happen again.
         intent: The mark that says who has begun it.
         asked: What a marker says of a question: who answered up front.
@@ -173,9 +172,9 @@ class _OutcomePlace(NamedTuple):
     """
 
     name: str
-    reservation: Any = None
+    step: Reserved | None = None
     is_doubtful: bool = False
-    intent: Drawn | None = None
+    intent: Reserved | None = None
     asked: Mapping[str, Any] | None = None
     answer: asyncio.Task[Any] | None = None
     seeded: Mapping[str, Any] | None = None
@@ -197,7 +196,6 @@ class DurableRun:
         redactor: What takes secrets out of what is stored.
         seed: What it begins with.
         sessions: Where turns look up what was before them, once this process has connected to that.
-        records: Where it looks for what is recorded.
 
     Attributes:
         parked: Why this execution ends without a result: the run was cancelled, or belongs to somebody else now.
@@ -223,10 +221,9 @@ class DurableRun:
         redactor: Redactor,
         seed: Seed,
         sessions: asyncio.Future[Sessions],
-        records: Records,
     ) -> None:
         self.sessions = sessions
-        self.places = Places(records, order.id)
+        self.records = StepRecords(dbos, errors, order.id)
         self.heard = HeardMessages()
         self.dbos = dbos
         self.order = order
@@ -326,7 +323,7 @@ class DurableRun:
     def is_long(self) -> None:
         """Say that the run grows long; its handler's variables cannot move to another run, so none is begun by itself."""
         message = (
-            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a quarter of a second "
+            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a third of a second "
             "of CPU for each 1,000 or so; give longer work to children, of which only the result is read"
         )
         LOGGER.warning(message)
@@ -395,64 +392,63 @@ class DurableRun:
         )
         return ReplayDivergence("\n".join(lines), kind="changed", address=where, site=site)
 
-    def draw(self, name: str, mark: Mapping[str, object] | None = None) -> tuple[Any, Drawn]:
-        """Draw the next place for a step of this name."""
-        reservation = self.dbos.reserve_step()
-        return reservation, Drawn(reservation.step_id, name, mark)
+    def reserve(self, name: str, mark: Mapping[str, object] | None = None) -> Reserved:
+        """Reserve the next number for a step of this name."""
+        return Reserved(self.dbos.reserve_step(), name, mark)
 
-    async def look(self, drawn: Sequence[Drawn], where: str) -> None:
-        """Look into places, and make the marks among them, as one transaction; errors as for ``guarded``."""
-        self.was_replayed |= await self.guarded(self.places.look(drawn, is_live=self.is_live), where)
+    async def look_up(self, steps: Sequence[Reserved], where: str) -> None:
+        """Read what is recorded of reserved steps, and compare their names; errors as for ``guarded``."""
+        self.was_replayed |= await self.guarded(self.records.look_up(steps), where)
 
     async def mark(self, name: str, form: Mapping[str, object], where: str) -> Any:
-        """Return what was recorded under this name first: *form*, which it is from now on, or what an earlier execution wrote."""
-        _, drawn = self.draw(name, form)
-        await self.look([drawn], where)
-        return self.places.marked(drawn)
+        """Record *form* as a step, and return it, or return what an earlier execution recorded."""
+        return await self.make_mark(self.reserve(name, form), where)
+
+    async def make_mark(self, step: Reserved, where: str) -> Any:
+        """Record the mark of a reserved step, and return it, or return what an earlier execution recorded."""
+
+        async def marked() -> Mapping[str, object] | None:
+            return step.mark
+
+        return await self.perform_step(step, marked, where, preemptible=False)
 
     async def step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
-        """Return what a step of this name returned when it was done first, or do it now."""
-        return await self.at_place(self.dbos.reserve_step(), name, act, where)
+        """Return the recorded result of a step of this name, or perform it now."""
+        return await self.perform_step(self.reserve(name), act, where)
 
-    async def at_place(
+    async def perform_step(
         self,
-        reservation: Any,
-        name: str,
-        act: Callable[[], Coroutine[object, Any, object]],
+        step: Reserved,
+        act: Callable[[], Coroutine[Any, Any, object]],
         where: str,
         *,
-        only_waits: bool = False,
+        preemptible: bool = True,
     ) -> Any:
-        """Do a step at the place of *reservation*; cancelling the run interrupts it, and what *only_waits* is looked after together."""
-        place = Drawn(reservation.step_id, name)
-        if not self.places.is_empty(place.number):
-            # One that was read along is compared, too.
-            await self.look([place], where)
-        known = self.places.recorded(place.number)
-        if known is None:
-            return await self.guarded(self._done(reservation, place, act, preemptible=not only_waits), where)
-        self.was_replayed = True
-        value, is_result = known
-        if is_result:
-            return value
-        return await self.guarded(reservation.run_async({"name": name}, act), where)  # which raises what is recorded
+        """
+        Return the recorded result of a reserved step, or perform it now.
 
-    async def _done(
-        self, reservation: Any, place: Drawn, act: Callable[[], Coroutine[Any, Any, T]], *, preemptible: bool
-    ) -> T:
-        began = int(time.time() * 1000)
-        try:
-            output = await performed(reservation, place.name, act, preemptible=preemptible)
-        except Exception as error:  # noqa: BLE001  (the package records and raises it)
-            failed = error
+        Args:
+            step: The step.
+            act: Performs it and returns its result.
+            where: The address of the effect, for errors.
+            preemptible: Whether cancelling the run interrupts it.
+        """
+        await self.look_up([step], where)
+        known = self.records.pop(step)
+        if known is not None:
+            return known
+        is_performed = False
 
-            async def fail() -> T:
-                raise failed
+        async def perform() -> object:
+            nonlocal is_performed
+            is_performed = True
+            return await act()
 
-            found: T = await reservation.run_async({"name": place.name}, fail)
-            return found
-        await self.places.record(place, output, began=began)
-        return output
+        result = await self.guarded(
+            step.reservation.run_async({"name": step.name, "preemptible": preemptible}, perform), where
+        )
+        self.was_replayed |= not is_performed
+        return result
 
 
 class Steps:
@@ -487,28 +483,30 @@ class Steps:
         is_early = not run.is_live
         if batch[0].effect.seq < LONG <= batch[-1].effect.seq + 1 and not is_early:
             run.is_long()
-        places, drawn = [], list[Drawn]()
+        places, reserved, marks = [], list[Reserved](), dict[int, Any]()
         for item in batch:
-            places.append((item, await self._begin(item, drawn)))
-        await self._look(drawn, item)
+            places.append((item, await self._begin(item, reserved, marks)))
+        await self._make_marks(reserved, marks, item)
         for item, place in places:
             if place.intent is not None:
-                token = run.places.marked(place.intent)["token"]
+                token = marks[place.intent.number]["token"]
                 place = place._replace(is_doubtful=token != run.token)  # noqa: PLW2901
             self._places[item.path, item.effect.seq] = self._in_race(item, place._replace(is_early=is_early))
         await self._inner.begin(batch)
 
-    async def _look(self, drawn: list[Drawn], item: Item) -> None:
-        """Look into the places that were drawn so far, up to those of *item*, and make their marks."""
-        if drawn:
-            await self._run.look(drawn, shown_address(item.path, item.effect.seq))
-            for place in drawn:
-                if place.mark is not None and kind_of(place.name) != INTENT:
-                    self._run.places.marked(place)  # nothing is read from it: that it stands there is all
-            drawn.clear()
+    async def _make_marks(self, reserved: list[Reserved], marks: dict[int, Any], item: Item) -> None:
+        """Compare the steps that were reserved so far, up to those of *item*, and add their marks by number to *marks*."""
+        if reserved:
+            where = shown_address(item.path, item.effect.seq)
+            # All of them first: where one differs, nothing is marked.
+            await self._run.look_up(reserved, where)
+            for step in reserved:
+                if step.mark is not None:
+                    marks[step.number] = await self._run.make_mark(step, where)
+            reserved.clear()
 
-    async def _begin(self, item: Item, drawn: list[Drawn]) -> _OutcomePlace:
-        """Draw the places of an effect; those that are to be looked into are added to *drawn*."""
+    async def _begin(self, item: Item, reserved: list[Reserved], marks: dict[int, Any]) -> _OutcomePlace:
+        """Reserve the steps of an effect; those to look up before it begins are added to *reserved*."""
         run, effect = self._run, item.effect
         # Form and fingerprint are those of a journal: so a durable run can be exported as one, and is compared by the
         # same rules.
@@ -523,22 +521,22 @@ class Steps:
                 return place
         if isinstance(effect, AskPerson):
             # How many places it draws follows from what is recorded, so everything before it is settled first.
-            await self._look(drawn, item)
+            await self._make_marks(reserved, marks, item)
             return await self._asking(item, name, shown_address(item.path, effect.seq))
-        marks: list[tuple[str, Mapping[str, object]]] = []
+        wanted: list[tuple[str, Mapping[str, object]]] = []
         # What a run waits for is a step before the wait, since the wait itself is recorded only when it is over, and
         # `stepengine status` has to see it meanwhile. What may be done again needs no mark: the step that holds its
         # outcome is enough.
         if type(effect) in WAITS:
-            marks.append((f"{WAIT}:{print_}", self._waiting_for(item)))
+            wanted.append((f"{WAIT}:{print_}", self._waiting_for(item)))
         elif type(effect) in RUNS and not _is_background(item):
-            return self._starting(item, name, seeded, drawn)
+            return self._starting(item, name, seeded, reserved)
         elif not is_repeatable(item):
-            marks.append((f"{INTENT}:{print_}", {"seq": effect.seq, "token": run.token, **run.placed(item)}))
-        made = [run.draw(*mark)[1] for mark in marks]
-        reservation, place_ = run.draw(name)
-        drawn += [*made, place_]
-        return _OutcomePlace(name, reservation, intent=made[0] if made and type(effect) not in WAITS else None)
+            wanted.append((f"{INTENT}:{print_}", {"seq": effect.seq, "token": run.token, **run.placed(item)}))
+        made = [run.reserve(*mark) for mark in wanted]
+        step = run.reserve(name)
+        reserved += [*made, step]
+        return _OutcomePlace(name, step, intent=made[0] if made and type(effect) not in WAITS else None)
 
     def _waiting_for(self, item: Item) -> dict[str, Any]:
         """Return what is written down of a wait, for whoever looks what a run waits for."""
@@ -561,7 +559,7 @@ class Steps:
             del self._races[over]
         return place._replace(race=self._races.setdefault(first, _RaceRecord()))
 
-    def _starting(self, item: Item, name: str, seeded: _Seeded | None, drawn: list[Drawn]) -> _OutcomePlace:
+    def _starting(self, item: Item, name: str, seeded: _Seeded | None, reserved: list[Reserved]) -> _OutcomePlace:
         """Take note that a child starts, or the body of a tool; one that is driven elsewhere has the place of its end already."""
         # The marker comes before the child is enqueued: the database compares names of steps and nothing else, and a
         # child's row is found by its id alone, so a changed spawn would be given another child's result (durable:U15).
@@ -569,12 +567,12 @@ class Steps:
         known = None if seeded is None else seeded[2]
         mark = {"seq": item.effect.seq, **run.placed(item)}
         if not _is_here(item):
-            drawn.append(run.draw(f"{SPAWN}:{print_}", mark)[1])
-            reservation, place = run.draw(f"{CHILD}:{print_}")
-            drawn.append(place)
-            return _OutcomePlace(place.name, reservation, seeded=known)
+            spawning = run.reserve(f"{SPAWN}:{print_}", mark)
+            step = run.reserve(f"{CHILD}:{print_}")
+            reserved += [spawning, step]
+            return _OutcomePlace(step.name, step, seeded=known)
         if known is None:
-            drawn.append(run.draw(f"{BODY}:{print_}", mark)[1])
+            reserved.append(run.reserve(f"{BODY}:{print_}", mark))
         return _OutcomePlace(name, seeded=known)
 
     def _of_seed(self, item: Item, name: str, seeded: _Seeded) -> _OutcomePlace | None:
@@ -587,7 +585,7 @@ class Steps:
             run.fatal = run.fatal or run.differs(where, [f"{kind}:{fp}", name])
             raise run.fatal
         if form is None:
-            return None if is_repeatable(item) else _OutcomePlace(name, run.dbos.reserve_step(), is_doubtful=True)
+            return None if is_repeatable(item) else _OutcomePlace(name, run.reserve(name), is_doubtful=True)
         # What an inline child or the body of a tool left stands in no journal: it is driven over its own part of the seed.
         return None if _leaves_more(item, form) else _OutcomePlace(name, seeded=form, is_settled=True)
 
@@ -699,7 +697,8 @@ class Steps:
             place.race.begin(item)
         try:
             only_waits = type(item.effect) in WAITS
-            form = await run.at_place(place.reservation, place.name, act, where, only_waits=only_waits)
+            assert place.step is not None  # noqa: S101 - only a question and a body in this run have none
+            form = await run.perform_step(place.step, act, where, preemptible=not only_waits)
             if place.race is not None:
                 place.race.settle(item, is_won="stop" not in form)
         except _Unrecorded as stopped:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -29,6 +29,8 @@ TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EAR
 """Refusals that another try may not meet."""
 PACKED_BYTES = LINE_BYTES // 1024
 """How much is taken of a reply that is packed although that was not asked for: it may unpack to a thousand times as much."""
+REQUEST_SECONDS, READ_SECONDS = 30.0, 300.0
+"""Time-outs of the HTTP client; a server may hold a stream of notifications open without a word."""
 SIGN_IN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 GIVE = "mcp_tools(headers={'Authorization': 'Bearer ...'})"
 SIGN = "mcp_tools(auth=...), such as an OAuthClientProvider of the package mcp"
@@ -95,29 +97,30 @@ class _TooLong(Exception):
     """A reply has more bytes than anybody is given."""
 
 
-def _cap_stream(response: Any) -> Any:
-    """Return the stream of a reply that ends with ``_TooLong`` when it has too much; of a packed one far less is taken."""
+async def _read_body(response: Any) -> None:
+    """
+    Read the body of *response* as it came, up to a limit; a packed one has a far lower limit.
+
+    Raises:
+        _TooLong: when it has more; the body of the response is an empty object then.
+    """
     import httpx2
 
-    inner = response.stream
+    stream, content = response.stream, bytearray()
     packed = response.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
     most = PACKED_BYTES if packed else LINE_BYTES
-    how = f"{most // 1024:,} KiB, packed, which was not asked for" if packed else f"{most // 1024:,} KiB"
-
-    class Capped(httpx2.AsyncByteStream):
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            size = 0
-            async for chunk in inner:
-                size += len(chunk)
-                if size > most:
-                    msg = f"its reply has more than {how}"
-                    raise _TooLong(msg)
-                yield chunk
-
-        async def aclose(self) -> None:
-            await inner.aclose()
-
-    return Capped()
+    try:
+        async for chunk in stream:
+            content += chunk
+            if len(content) > most:
+                response.headers.pop("content-encoding", None)
+                content = bytearray(b"{}")
+                how = f"{most // 1024:,} KiB, packed, which was not asked for" if packed else f"{most // 1024:,} KiB"
+                msg = f"its reply has more than {how}"
+                raise _TooLong(msg)
+    finally:
+        response.stream = httpx2.ByteStream(bytes(content))
+        await stream.aclose()
 
 
 def _message(content: bytes) -> Any:
@@ -172,13 +175,14 @@ class EndpointAnswers:
     async def opened(self) -> Any:
         """Give the streams to the endpoint."""
         import anyio
+        import httpx2
         from mcp.client.streamable_http import streamable_http_client
-        from mcp.shared._httpx_utils import create_mcp_http_client
 
         incoming, read = anyio.create_memory_object_stream[Any](0)
         # What is packed could unpack to any size.
         headers = {"accept-encoding": "identity", **self._headers}
-        async with create_mcp_http_client(headers=headers, auth=self._signing()) as client:
+        timeout = httpx2.Timeout(REQUEST_SECONDS, read=READ_SECONDS)
+        async with httpx2.AsyncClient(headers=headers, auth=self._signing(), timeout=timeout) as client:
             client.event_hooks["response"].append(partial(self._note_answer, incoming))
             async with streamable_http_client(self._url, http_client=client) as (received, write):
                 passing = asyncio.create_task(_pass_on(received, incoming, self._sift))
@@ -250,7 +254,7 @@ class EndpointAnswers:
             return
         problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=ELSE)
         try:
-            response.stream = _cap_stream(response)
+            await _read_body(response)
             reply = _message(await response.aread())
             if reply is None or (not hasattr(reply, "method") and str(reply.id) == str(number)):
                 return
@@ -258,8 +262,6 @@ class EndpointAnswers:
                 problem = reply.error  # it could not, or did not, say to what
         except _TooLong as error:
             problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=str(error))
-            # The package reads the reply once more; what came of it so far is gone.
-            response._content = b"{}"  # noqa: SLF001 - there is no public way
         await incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=problem)))
 
     @property

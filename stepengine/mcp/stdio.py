@@ -30,7 +30,8 @@ from stepengine.mcp._caps import (
 )
 
 if TYPE_CHECKING:
-    from mcp.client._transport import TransportStreams
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from mcp.shared.message import SessionMessage
 
 __all__ = ("Pipe", "ServerProgram", "environment")
 
@@ -102,7 +103,11 @@ class Pipe:
         return visible(text)
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[TransportStreams]:
+    async def opened(
+        self,
+    ) -> AsyncIterator[
+        tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+    ]:
         """
         Start the process and give its streams; ends it on the way out, with everything that it started.
 

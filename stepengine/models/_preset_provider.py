@@ -60,14 +60,25 @@ async def unsigned(request: Any) -> None:
         del request.headers["authorization"]
 
 
-def without_openai(client: Any) -> Any:
+def create_foreign_client(base: type[Any], **options: Any) -> Any:
     """
-    Return *client* without what the SDK has read from the environment for OpenAI: another company has no business with it.
+    Return a client of the SDK's class *base* for a company other than OpenAI.
 
-    The headers of ``OPENAI_CUSTOM_HEADERS`` would even take the place of the key.
+    It sends no organization, no project and no headers from OpenAI's environment variables. The SDK would let a header of
+    ``OPENAI_CUSTOM_HEADERS`` replace the key.
     """
+    lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
+    ambient = {line.partition(":")[0].strip().lower() for line in lines if ":" in line}
+
+    class ForeignClient(base):  # type: ignore[misc]  # a class of a module that is loaded late
+        @property
+        def default_headers(self) -> dict[str, Any]:
+            own = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": self.user_agent}
+            kept = {name: value for name, value in super().default_headers.items() if name.lower() not in ambient}
+            return {**own, **kept}
+
+    client = ForeignClient(**options)
     client.organization = client.project = None
-    client._custom_headers = {}  # noqa: SLF001 - no public name leaves them out
     return client
 
 
@@ -262,17 +273,21 @@ class PresetProvider(HttpProvider):
         if not key:
             http_client.event_hooks = {**http_client.event_hooks, "request": [unsigned]}
         if self._api_version:
-            azure = self._sdk().AsyncAzureOpenAI(azure_endpoint=base_url, api_version=self._api_version, **shared)
-            return without_openai(azure)
-        client = self._sdk().AsyncOpenAI(base_url=base_url, **shared)
-        return client if self._preset.key_variable == "OPENAI_API_KEY" else without_openai(client)
+            return create_foreign_client(
+                self._sdk().AsyncAzureOpenAI, azure_endpoint=base_url, api_version=self._api_version, **shared
+            )
+        if self._preset.key_variable == "OPENAI_API_KEY":
+            return self._sdk().AsyncOpenAI(base_url=base_url, **shared)
+        return create_foreign_client(self._sdk().AsyncOpenAI, base_url=base_url, **shared)
 
     def _client_of_tokens(self, tokens: TokenSource, base_url: str, http_client: Any) -> Any:
         shared = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client}
         if self._api_version:
-            version = self._api_version
-            azure = self._sdk().AsyncAzureOpenAI(
-                azure_endpoint=base_url, api_version=version, azure_ad_token_provider=tokens, **shared
+            return create_foreign_client(
+                self._sdk().AsyncAzureOpenAI,
+                azure_endpoint=base_url,
+                api_version=self._api_version,
+                azure_ad_token_provider=tokens,
+                **shared,
             )
-            return without_openai(azure)
-        return without_openai(self._sdk().AsyncOpenAI(base_url=base_url, api_key=tokens, **shared))
+        return create_foreign_client(self._sdk().AsyncOpenAI, base_url=base_url, api_key=tokens, **shared)

@@ -40,7 +40,7 @@ from stepengine.models._reading import HttpExchange
 from stepengine.models._schemas import optional_in
 from stepengine.models._thinking import CANNOT, ThinkingRequest, effort_of
 from stepengine.models._wire import ToolsCache
-from stepengine.models.anthropic import AnthropicProvider
+from stepengine.models.anthropic import VERSION, AnthropicProvider
 from stepengine.models.anthropic.families import family_of
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
@@ -693,7 +693,7 @@ class _VertexClaude(_OnVertex, _CloudClaude):
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
         body = super()._encode_count(request)
-        version = f'{{"anthropic_version":"{self._version()}",'.encode()
+        version = f'{{"anthropic_version":"{VERSION}",'.encode()
         return RequestBody(version + body.content[1:], path=f"{self._models}/count-tokens:rawPredict")
 
 
@@ -713,7 +713,7 @@ class _VertexGemini(_OnVertex, GoogleProvider):
             "location": self._location,
             "credentials": self._google.credentials,
         }
-        return sending.client_of(self._sdk(), access, base_url, self._api_version, http_client)
+        return sending.create_clients(self._sdk(), access, base_url, self._api_version, http_client)
 
 
 # --- Foundry ----------------------------------------------------------------------------------------------------------

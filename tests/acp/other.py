@@ -88,7 +88,8 @@ def dies(session: str, text: str) -> None:
 
 
 def waits(session: str, text: str) -> str:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(sleep, start_new_session=WAY == "escapes")
     assert KEPT is not None
     say(session, "Working.")
     KEPT.write_text(f"{os.getpid()} {child.pid}")
@@ -185,7 +186,7 @@ def slow(session: str, text: str) -> str | None:
 
 
 WAYS = {
-    "dies": dies, "silent": waits, "deaf": waits, "asks": asks, "once": once, "files": files, "edits": edits, "spends": spends, "odd": odd,
+    "dies": dies, "silent": waits, "escapes": waits, "deaf": waits, "asks": asks, "once": once, "files": files, "edits": edits, "spends": spends, "odd": odd,
     "env": variables, "slow": slow, "terminal": terminal,
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ External agents: programs that speak the protocol stand where agents stand.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -330,6 +331,26 @@ async def test_who_cancels_the_run_ends_the_program_and_what_it_started(
     pids = said.read_text().split()
     assert (RunStatus.CANCELLED, way == "silent") == (result.status, "cancelled" in pids)
     await until(lambda: all(is_gone(int(pid)) for pid in pids[:2]))
+
+
+def open_descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
+@pytest.mark.spec("interfaces:IF126")
+async def test_a_process_that_left_the_program_keeps_no_pipe_of_ours_open(project: Path, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    before = open_descriptors()
+    async with Engine([led(project, "escapes", said)]).start("other", "go") as handle:
+        await until(lambda: said.exists() and len(said.read_text().split()) >= 2)
+        handle.interrupt()
+        await handle.result()
+    after = open_descriptors()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(said.read_text().split()[1]), signal.SIGKILL)
+
+    assert before == after
 
 
 @pytest.mark.spec("interfaces:IF127")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ def call(number: Any, params: dict[str, Any]) -> None:
         send(id=number, result={"task": TASK | {"status": "working", "statusMessage": told}})
         return
     said = " ".join(sorted(os.environ)) if MODE == "environment" else "seen"
+    if MODE == "escapes":  # a program of its own session that holds the pipes
+        said = str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True).pid)
     seen = {"content": [{"type": "text", "text": said}]}
     if MODE == "slow" and calls == 1:
         return

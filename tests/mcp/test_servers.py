@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from importlib.machinery import PathFinder
@@ -235,6 +236,24 @@ async def test_nothing_of_a_server_is_left_when_the_engine_is_closed(small: Any,
 
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+def open_descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
+@pytest.mark.spec("reliability:MC06")
+async def test_a_program_that_left_the_group_of_its_server_keeps_no_pipe_of_ours_open(odd: Any, agent: Any) -> None:
+    model = ScriptedModel([tool_call("odd__look", {}), "ok"])
+    before = open_descriptors()
+
+    async with Engine([agent(odd("escapes"))], models=model) as engine:
+        ((_, pid),) = results(await engine.run("worker", "Go."))
+    after = open_descriptors()
+    os.kill(int(pid), signal.SIGKILL)
+
+    assert before == after
 
 
 @pytest.mark.spec("interfaces:IF55")

@@ -1,8 +1,7 @@
-"""How encoded bytes reach Gemini through google-genai: the fast way by private names, and the fallback by public ones."""
+"""How encoded bytes reach Gemini through the public interface of google-genai."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 
@@ -14,12 +13,10 @@ from stepengine.data.models import ModelRequest, ModelSettings, ReplyDone
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.models import GoogleProvider
-from stepengine.models.google import sending
 from tests.faults.scripts import google_reply, google_stream
 
 pytestmark = pytest.mark.anyio
 
-WAYS = pytest.mark.parametrize("private", [True, False], ids=["private names", "public names"])
 REQUEST = ModelRequest(
     "google/gemini-3-pro",
     "é",
@@ -28,34 +25,13 @@ REQUEST = ModelRequest(
 )
 
 
-def provider(private, monkeypatch, handler, **options):
-    if not private:
-        monkeypatch.setattr(sending, "_has_private_names", lambda client: False)
+def provider(handler, **options):
     return GoogleProvider("the-key", transport=httpx2.MockTransport(handler), **options)
 
 
-@pytest.mark.spec("ecosystem:EC211")
-def test_the_private_names_exist_and_take_bytes():
-    from google import genai
-    from google.genai import _api_client
-
-    client = genai.Client(api_key="k", http_options={"httpx_client": httpx2.Client()})
-    assert sending._has_private_names(client)
-    build = inspect.signature(client._api_client._build_request)
-    assert list(build.parameters) == ["http_method", "path", "request_dict", "http_options"]
-    send = inspect.signature(client._api_client._async_request)
-    assert list(send.parameters) == ["http_request", "http_options", "stream"]
-    assert inspect.iscoroutinefunction(client._api_client._async_request)
-    request = client._api_client._build_request("post", "models/m:generateContent", {}, None)
-    assert isinstance(request, _api_client.HttpRequest)
-    assert request.headers is not client._api_client._http_options.headers
-    client.close()
-
-
-@pytest.mark.spec("ecosystem:EC53", "ecosystem:EC210", "ecosystem:EC211", "ecosystem:EC194")
-@WAYS
+@pytest.mark.spec("ecosystem:EC52", "ecosystem:EC210", "ecosystem:EC211", "ecosystem:EC194")
 @pytest.mark.parametrize("stream", [True, False])
-async def test_both_ways_send_the_encoded_bytes_to_the_same_address_with_key_and_headers(private, stream, monkeypatch):
+async def test_the_encoded_bytes_arrive_at_the_address_of_the_sdk_with_key_and_headers(stream):
     seen = []
 
     def answer(request):
@@ -65,7 +41,7 @@ async def test_both_ways_send_the_encoded_bytes_to_the_same_address_with_key_and
         kind = "text/event-stream" if stream else "application/json"
         return httpx2.Response(200, content=body, headers={"content-type": kind})
 
-    it = provider(private, monkeypatch, answer)
+    it = provider(answer)
     if stream:
         deltas = [delta async for delta in it.stream(REQUEST)]
         assert type(deltas[-1]) is ReplyDone
@@ -87,7 +63,6 @@ async def test_both_ways_send_the_encoded_bytes_to_the_same_address_with_key_and
 
 
 @pytest.mark.spec("ecosystem:EC194")
-@WAYS
 @pytest.mark.parametrize(
     ("environment", "options", "version"),
     [
@@ -98,7 +73,7 @@ async def test_both_ways_send_the_encoded_bytes_to_the_same_address_with_key_and
     ],
 )
 async def test_the_version_is_the_sdks_own_the_environments_or_the_one_that_was_given(
-    private, environment, options, version, monkeypatch
+    environment, options, version, monkeypatch
 ):
     """
     Aliases such as gemini-flash-latest live at v1beta alone; the client is ours, so that no other one retries by itself.
@@ -112,7 +87,7 @@ async def test_the_version_is_the_sdks_own_the_environments_or_the_one_that_was_
     monkeypatch.delenv("GOOGLE_GENAI_API_VERSION", raising=False)
     if environment:
         monkeypatch.setenv("GOOGLE_GENAI_API_VERSION", environment)
-    it = provider(private, monkeypatch, answer, **options)
+    it = provider(answer, **options)
     with pytest.raises(ModelError):
         await it.complete(REQUEST)
     await it.close()
@@ -121,10 +96,9 @@ async def test_the_version_is_the_sdks_own_the_environments_or_the_one_that_was_
 
 
 @pytest.mark.spec("ecosystem:EC53", "ecosystem:EC60")
-@WAYS
-async def test_both_ways_tell_errors_apart(private, monkeypatch):
+async def test_errors_are_told_apart():
     error = {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "Quota.", "details": [{"retryDelay": "13.5s"}]}
-    it = provider(private, monkeypatch, lambda request: httpx2.Response(429, json={"error": error}))
+    it = provider(lambda request: httpx2.Response(429, json={"error": error}))
     with pytest.raises(ModelError) as caught:
         await it.complete(REQUEST)
     await it.close()
@@ -132,15 +106,14 @@ async def test_both_ways_tell_errors_apart(private, monkeypatch):
     assert caught.value.__context__ is None
 
 
-@WAYS
-async def test_both_ways_count_tokens_at_another_version(private, monkeypatch):
+async def test_tokens_are_counted_at_another_version():
     seen = []
 
     def answer(request):
         seen.append(request)
         return httpx2.Response(200, json={"totalTokens": 7})
 
-    it = provider(private, monkeypatch, answer, api_version="v1beta")
+    it = provider(answer, api_version="v1beta")
     assert await it.count_tokens(REQUEST) == 7
     await it.close()
     assert seen[0].url.path == "/v1beta/models/gemini-3-pro:countTokens"
@@ -190,12 +163,11 @@ BODIES = {
 
 
 @pytest.mark.spec("ecosystem:EC53")
-@WAYS
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("body", list(BODIES))
 @pytest.mark.parametrize("status", [400, 429, 503])
-async def test_whatever_the_body_of_a_refusal_its_status_counts(private, stream, body, status, monkeypatch):
-    one = provider(private, monkeypatch, lambda request: httpx2.Response(status, content=BODIES[body]))
+async def test_whatever_the_body_of_a_refusal_its_status_counts(stream, body, status):
+    one = provider(lambda request: httpx2.Response(status, content=BODIES[body]))
     with pytest.raises(ModelError) as raised:
         if stream:
             _ = [delta async for delta in one.stream(REQUEST)]

@@ -33,7 +33,6 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models import GoogleInteractionsProvider
 from stepengine.models._reading import ReplyReader
-from stepengine.models.google import sending
 from stepengine.models.google.interactions.decode import InteractionsAccumulator, decode
 from stepengine.models.pricing import cost_of
 from tests.faults.scripts import interactions_reply, interactions_stream
@@ -149,22 +148,22 @@ async def test_the_sdk_s_own_client_sends_what_we_send_to_the_same_address_and_r
     assert "interaction.completed" == events[-1].event_type
 
 
-async def test_without_the_sdk_s_private_names_the_same_bytes_go_to_the_same_address(monkeypatch):
+async def test_the_encoded_bytes_go_to_the_address_that_the_sdk_builds():
     seen: list[httpx2.Request] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         seen.append(request)
         return httpx2.Response(200, content=interactions_reply(*SAID), headers={"content-type": "application/json"})
 
-    for private in (True, False):
-        monkeypatch.setattr(sending, "_has_private_names", lambda client, private=private: private)
-        provider = GoogleInteractionsProvider("k" * 20, transport=httpx2.MockTransport(answer))
-        await provider.complete(ModelRequest(f"{NAME}/{MODEL}", messages=Transcript([UserMessage("?")])))
-        await provider.close()
+    provider = GoogleInteractionsProvider("k" * 20, transport=httpx2.MockTransport(answer))
+    request = ModelRequest(f"{NAME}/{MODEL}", messages=Transcript([UserMessage("?")]))
+    await provider.complete(request)
+    await provider.close()
 
-    assert seen[0].url == seen[1].url
-    assert seen[0].content == seen[1].content
-    assert seen[0].headers["x-goog-api-key"] == seen[1].headers["x-goog-api-key"]
+    (sent,) = seen
+    assert "https://generativelanguage.googleapis.com/v1/interactions" == str(sent.url)
+    assert provider._encode(request, stream=False).content == sent.content
+    assert "k" * 20 == sent.headers["x-goog-api-key"]
 
 
 @pytest.mark.spec("providers:PV138")

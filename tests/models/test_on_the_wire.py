@@ -13,6 +13,7 @@ from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.models._transport import _trusted
+from stepengine.models.anthropic import VERSION
 from tests.models.wires import FOUR, MODEL, provider_of
 
 
@@ -58,7 +59,7 @@ async def test_the_encoded_bytes_reach_the_transport_as_they_are_with_key_and_ty
     assert got.headers["content-type"] == "application/json"
     assert got.url.path == ("/v1/messages" if name == "anthropic" else "/v1/chat/completions")
     if name == "anthropic":
-        assert got.headers["anthropic-version"] == ("2023-06-01" if sampling else "2026-10-21")
+        assert got.headers["anthropic-version"] == ("2023-06-01" if sampling else VERSION)
 
 
 @pytest.mark.anyio

@@ -135,7 +135,9 @@ async def test_azure_is_found_by_its_endpoint_with_and_without_a_dated_api(monke
 @pytest.mark.spec("reliability:SC12", "requirements:G23")
 @pytest.mark.parametrize("name", ["openai", "groq", "xai", "vllm", "azure", "azure dated"])
 async def test_what_the_environment_holds_for_openai_goes_to_no_other_company(name, monkeypatch):
-    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer sk-openai\nX-Gateway-Key: sk-gateway")
+    monkeypatch.setenv(
+        "OPENAI_CUSTOM_HEADERS", "Authorization: Bearer sk-openai\nX-Gateway-Key: sk-gateway\ncontent-type: x/openai"
+    )
     monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
     name, _, dated = name.partition(" ")
@@ -146,6 +148,7 @@ async def test_what_the_environment_holds_for_openai_goes_to_no_other_company(na
 
     headers = str(request.headers.raw)
     assert (name != "openai") == ("the-key" in headers)
+    assert (name != "openai") == (request.headers["content-type"] == "application/json")
     for word in ("sk-openai", "sk-gateway", "org-mine", "proj-mine"):
         assert (name == "openai") == (word in headers), word
 

@@ -23,7 +23,6 @@ from stepengine.models import (
     OpenAIChatProvider,
     OpenAIProvider,
 )
-from stepengine.models.google import sending
 
 NEW = "claude-novel-9"
 TYPES = ("adaptive", "enabled", "disabled", "between_tools")
@@ -210,7 +209,6 @@ class States:
 
 
 @pytest.mark.spec("providers:PV2", "requirements:G15")
-@pytest.mark.parametrize("private", [True, False])
 @pytest.mark.parametrize(
     ("told", "stated"),
     [
@@ -223,11 +221,7 @@ class States:
         ({}, ModelInfo()),
     ],
 )
-async def test_gemini_states_windows_and_whether_a_model_thinks_when_it_is_asked_once(
-    told, stated, private, monkeypatch
-):
-    if not private:
-        monkeypatch.setattr(sending, "_has_private_names", lambda client: False)
+async def test_gemini_states_windows_and_whether_a_model_thinks_when_it_is_asked_once(told, stated):
     api = States({"name": "models/gemini-9-flash", **told})
     provider = GoogleProvider("the-key", transport=httpx2.MockTransport(api))
 

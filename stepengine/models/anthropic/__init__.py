@@ -53,6 +53,8 @@ __all__ = ("AnthropicProvider",)
 
 logger = logging.getLogger("stepengine.models")
 
+VERSION = "2026-10-21"
+"""The API version of the SDK, for clouds that take it in the body."""
 SAMPLING_VERSION = "2023-06-01"
 """The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem:EC92)."""
 
@@ -343,14 +345,8 @@ class AnthropicProvider(HttpProvider):
             return {}
         given = all_headers(self._headers, headers, extra_headers(request.settings))
         betas = given.get("anthropic-beta", "")
-        more = {"anthropic_version": given.get("anthropic-version") or self._version()}
+        more = {"anthropic_version": given.get("anthropic-version") or VERSION}
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
-
-    def _version(self) -> str:
-        """Return the version of the API that the SDK asks for."""
-        from anthropic import _constants
-
-        return _constants.ANTHROPIC_API_VERSION
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
         model, request = self.bare(request.model), self._shaped(request, is_count=True)

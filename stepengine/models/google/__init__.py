@@ -103,7 +103,7 @@ class GoogleProvider(HttpProvider):
     def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
         access = {"api_key": key, "vertexai": False}
-        return sending.client_of(self._sdk(), access, base_url, self._api_version, http_client)
+        return sending.create_clients(self._sdk(), access, base_url, self._api_version, http_client)
 
     def _errors(self) -> tuple[type[Exception], ...]:
         import httpx2

@@ -1,0 +1,94 @@
+"""
+``StepRecords``: the recorded steps of one run, read in pages while an execution repeats them.
+
+DBOS looks up each step in a transaction of its own. A resumed run repeats thousands of steps, so here one query reads a page of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ("PAGE", "Reserved", "StepRecords")
+
+PAGE = 100
+"""Steps that one query reads."""
+
+
+class Reserved(NamedTuple):
+    """
+    A step whose number was reserved.
+
+    Attributes:
+        reservation: The reservation of DBOS.
+        name: The step's name.
+        mark: The result of a marker, which is recorded before any effect begins; ``None`` for other steps.
+    """
+
+    reservation: Any
+    name: str
+    mark: Mapping[str, object] | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of the step in the database."""
+        number: int = self.reservation.step_id
+        return number
+
+
+class StepRecords:
+    """
+    The recorded steps of one execution.
+
+    Args:
+        dbos: The class ``DBOS``.
+        errors: The module ``dbos.error``.
+        run: The run's id.
+    """
+
+    def __init__(self, dbos: Any, errors: Any, run: str) -> None:
+        self._dbos = dbos
+        self._errors = errors
+        self._run = run
+        self._known: dict[int, Mapping[str, Any]] = {}
+        self._read = 0
+        self._last = 0
+        self._is_complete = False
+        self._reading = asyncio.Lock()
+
+    async def look_up(self, steps: Sequence[Reserved]) -> bool:
+        """
+        Return whether any of these steps is recorded.
+
+        Args:
+            steps: Steps in the order of their numbers.
+
+        Raises:
+            Exception: ``DBOSUnexpectedStepError`` when another step is recorded under one of the numbers.
+        """
+        async with self._reading:
+            while not self._is_complete and self._last < steps[-1].number:
+                await self._read_page()
+        known = [(step, self._known[step.number]) for step in steps if step.number in self._known]
+        for step, record in known:
+            if record["function_name"] != step.name:
+                raise self._errors.DBOSUnexpectedStepError(self._run, step.number, step.name, record["function_name"])
+        return bool(known)
+
+    async def _read_page(self) -> None:
+        # In a context of its own: within the workflow's context the query would be a step.
+        query = self._dbos.list_workflow_steps_async(self._run, limit=PAGE, offset=self._read)
+        page = await asyncio.create_task(query, context=contextvars.Context())
+        self._known.update({step["function_id"]: step for step in page})
+        self._read += len(page)
+        self._is_complete = len(page) < PAGE
+        self._last = max([self._last, *[step["function_id"] for step in page]])
+
+    def pop(self, step: Reserved) -> Mapping[str, Any] | None:
+        """Return the recorded result of a step, once; ``None`` when there is none, or DBOS has to raise what is recorded."""
+        record = self._known.pop(step.number, None)
+        output = None if record is None else record["output"]
+        # Every result of ours is an object. Text that DBOS could not decode is left to DBOS, which raises the reason.
+        return output if isinstance(output, dict) else None

@@ -1,0 +1,135 @@
+"""The check for private names of dependencies, SQL on their tables, and generated code: what it finds, and what its allow list must say."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / ".ci" / "private_names.py"
+
+PLANTED = {
+    "from dbos import _sys_db": [("private name", "dbos._sys_db")],
+    "from dbos._context import current_owner_xid": [("private name", "dbos._context.current_owner_xid")],
+    "import google.genai._api_client": [("private name", "google.genai._api_client")],
+    "import openai\nopenai.AsyncOpenAI()._custom_headers = {}": [("private name", "_custom_headers")],
+    "def clear(client):\n    client._custom_headers = {}": [("private name", "_custom_headers")],
+    "def find(client):\n    return getattr(client, '_api_client', None)": [("private name", "_api_client")],
+    "class Ours:\n    def __init__(self, inner):\n        self._inner = inner\n\n    def f(self):\n        return self._inner._x": [
+        ("private name", "_x")
+    ],
+    "Q = 'select status from dbos.workflow_status'": [("foreign table", "dbos.workflow_status")],
+    "Q = 'delete from notifications where consumed'": [("foreign table", "notifications")],
+    "def q(table):\n    return f'update dbos.{table} set x = 1'": [("foreign table", "dbos.")],
+    "exec('x = 1')": [("generated code", "exec")],
+    "def load(text):\n    return eval(compile(text, '<made>', 'eval'))": [
+        ("generated code", "eval"),
+        ("generated code", "compile"),
+    ],
+    "TEXT = 'exec(input())'": [("generated code", "exec")],
+}
+CLEAN = {
+    "names of our own": "class Ours:\n    def __init__(self):\n        self._x = 1\n\n\ndef f(ours):\n    return ours._x",
+    "an import of ours": "from stepengine.data import _levels",
+    "public names": "from dbos import DBOS, error\nDBOS.reserve_step()",
+    "the standard library": "import re, sys\nre.compile('x')\nsys._getframe(1)",
+    "documented names": "def f(pair):\n    return pair._asdict()",
+    "tables of our own": "Q = 'select run from stepengine.served'",
+    "a docstring": '"""Rows come from dbos.workflow_status, never by exec(text)."""',
+}
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("private_names", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "private_names", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def found_in(check: ModuleType, tmp_path: Path, text: str, part: str = "durable") -> list[Any]:
+    file = tmp_path / "stepengine" / part / "planted.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    found: list[Any] = check.find(tmp_path / "stepengine")
+    return found
+
+
+@pytest.mark.parametrize("text", list(PLANTED))
+def test_what_is_planted_is_found(check: ModuleType, tmp_path: Path, text: str) -> None:
+    found = found_in(check, tmp_path, text)
+
+    assert PLANTED[text] == [(finding.kind, finding.name) for finding in found]
+    assert {"stepengine/durable/planted.py"} == {finding.file for finding in found}
+
+
+@pytest.mark.parametrize("what", list(CLEAN))
+def test_what_is_our_own_or_public_is_not_found(check: ModuleType, tmp_path: Path, what: str) -> None:
+    assert [] == found_in(check, tmp_path, CLEAN[what])
+
+
+def test_a_private_name_of_another_package_of_ours_does_not_hide_one_of_a_dependency(
+    check: ModuleType, tmp_path: Path
+) -> None:
+    other = tmp_path / "stepengine" / "models" / "ours.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("class Ours:\n    def __init__(self):\n        self._content = b''\n")
+    planted = "def forget(response):\n    response._content = b''"
+
+    assert ["_content"] == [finding.name for finding in found_in(check, tmp_path, planted, "mcp")]
+
+
+def test_the_sandbox_may_generate_code(check: ModuleType, tmp_path: Path) -> None:
+    assert [] == found_in(check, tmp_path, "exec('x = 1')", "programs")
+
+
+ENTRY = {
+    "file": "stepengine/durable/planted.py",
+    "kind": "private name",
+    "names": ["dbos._sys_db"],
+    "promise": "durable:U32",
+    "test": "tests/test_private_names.py::test_an_entry_that_says_everything_allows_what_it_names",
+    "why": "because",
+}
+
+
+def problems(check: ModuleType, tmp_path: Path, **changed: object) -> list[str]:
+    found: list[str] = check.problems_of(
+        found_in(check, tmp_path, "from dbos import _sys_db"), [{**ENTRY, **changed}], ROOT
+    )
+    return found
+
+
+def test_an_entry_that_says_everything_allows_what_it_names(check: ModuleType, tmp_path: Path) -> None:
+    assert [] == problems(check, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"file": "stepengine/durable/other.py"}, "planted.py:1: private name 'dbos._sys_db' is not in the allow list"),
+        ({"names": ["dbos._sys_db", "dbos._core"]}, "'dbos._core' is not used any more"),
+        ({"promise": "durable:U9999"}, "'durable:U9999' is no row"),
+        ({"test": "tests/test_private_names.py::test_nothing"}, "test_nothing' does not exist"),
+        ({"why": ""}, "says why"),
+    ],
+)
+def test_what_an_entry_lacks_is_a_problem(
+    check: ModuleType, tmp_path: Path, changed: dict[str, object], said: str
+) -> None:
+    assert any(said in problem for problem in problems(check, tmp_path, **changed))
+
+
+@pytest.mark.deep
+def test_the_package_has_nothing_that_the_allow_list_does_not_name(
+    check: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 0 == check.main(ROOT / "stepengine", SCRIPT.with_suffix(".toml")), capsys.readouterr().out
