@@ -136,7 +136,7 @@ MUTANTS = (
     Mutant(
         "a run that starts a child seems to wait for it",
         "stepengine/runtime/standstill.py",
-        "is_start = type(effect) is Spawn and effect.is_background",
+        "is_start = isinstance(effect, Spawn) and effect.is_background",
         "is_start = False",
         YIELDS,
     ),
@@ -307,14 +307,14 @@ MUTANTS = (
     Mutant(
         "another result of a body goes unnoticed",
         "stepengine/journal/replayer.py",
-        "            same = type(outcome) is Value and past.same_result(recorded, outcome)\n",
+        "            same = isinstance(outcome, Value) and past.same_result(recorded, outcome)\n",
         "            same = type(outcome) is Value\n",
         YIELDING,
     ),
     Mutant(
         "a body is no level",
         "stepengine/runtime/limits.py",
-        "            elif type(effect) is CallBody:\n                self._refuse_too_deep(item, effect)\n",
+        "            elif isinstance(effect, CallBody):\n                self._refuse_too_deep(item, effect)\n",
         "",
         YIELDING,
     ),
@@ -613,14 +613,14 @@ MUTANTS = (
     Mutant(
         "a built-in tool stands in the place of the author's of its name",
         "stepengine/engine/catalog.py",
-        "{**_built_in(self._tools.values()), **self._tools}",
-        "{**self._tools, **_built_in(self._tools.values())}",
+        "{**BUILT_IN, **self._tools}",
+        "{**self._tools, **BUILT_IN}",
         ("tests/tooling/test_built_in.py",),
     ),
     Mutant(
         "a recorded tool that is gone is replayed as the built-in one of its name",
         "stepengine/journal/replayer.py",
-        " or type(tools[name].runs) is Control",
+        " or isinstance(tools[name].runs, Control)",
         "",
         ("tests/journal/test_format.py",),
     ),
@@ -762,7 +762,7 @@ MUTANTS = (
     Mutant(
         "a child is shown what the reply says after its call",
         "stepengine/machine/history.py",
-        "            if type(part) is ToolCallPart and part.tool_call_id == call_id:\n                break\n",
+        "            if isinstance(part, ToolCallPart) and part.tool_call_id == call_id:\n                break\n",
         "",
         ("tests/engine/test_spawn_inheritance.py", "tests/machine/test_expanding.py"),
     ),

@@ -1782,6 +1782,7 @@ APART: dict[str, str] = {
     "data/spellings.py:FIXED_RUN": "a secret value of this process; one class, nothing repeats",
     "data/spellings.py:Spelling.unfinished": "an expression made of a secret value; it has a bound for each sign",
     "data/spellings.py:spellings_of": "base64 that was just made",
+    "engine/handler_sources.py:_read": "the source of agents and tools of this process, which its interpreter has parsed already",
     "engine/catalog.py:NOTES": "instructions that an author wrote and the engine completed",
     "journal/reading.py:_is_other_text": "the error of decoding is caught; the text is only compared",
     "machine/author.py:UNKNOWN_KEYWORD": "the error of a call that an author wrote",

@@ -32,7 +32,7 @@ from stepengine.helpers import best_of, call, map_agents, retry
 from stepengine.machine.batch import RUN_FREELY
 from stepengine.machine.protocol import rows_for
 from stepengine.machine.spawning import matching_id
-from stepengine.tooling.definition import LateTool, Tool
+from stepengine.tooling.definition import Tool
 
 __all__ = ("Names", "SourceWarning", "check_agent_sources", "check_hook_sources")
 
@@ -137,8 +137,7 @@ def check_agent_sources(
     _check(definition.handle_steps, f"handle_steps of {definition.id!r}", scope)
     check_hook_sources(f"agent {definition.id!r}", definition.hooks)
     for tool in tools:
-        # A tool that comes with the package is made when it is first used.
-        if isinstance(tool, Tool) and not isinstance(tool, LateTool):
+        if isinstance(tool, Tool):
             _check_tool(tool, _names_of_body(tool.spec.name, names, uses))
 
 
@@ -156,7 +155,7 @@ def _check_tool(tool: Tool[..., Any], names: Names) -> None:
     name, function = tool.spec.name, _function_of(tool.body.fn)
     remedy = f"uses=[...] of the tool {name!r}"
     # The body of a tool that does not yield calls no other tool.
-    is_generator = type(tool.binding().runs) is Yielding
+    is_generator = isinstance(tool.binding().runs, Yielding)
     _check(tool.body.fn, f"tool {name!r}", _Scope(names, remedy, remedy) if is_generator else None)
     if not tool.spec.description.strip() and function is not None and not _is_ours(function):
         text = (

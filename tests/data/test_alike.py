@@ -10,6 +10,7 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, ToolCall, tool
 from stepengine.data.alike import list_names
+from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import AgentError, DefinitionError, JournalError, ToolError
 from stepengine.journal import SqliteJournal
 from stepengine.system.skills import skill_named
@@ -48,7 +49,10 @@ def test_a_call_of_an_unknown_tool_names_the_nearest_five() -> None:
         yield ToolCall("grappe")
 
     agent = AgentDefinition("a", tools=[_make_tool(name) for name in NAMES], handle_steps=steps, model="test/x")
-    with Engine([agent], models={"test": ScriptedModel([])}) as engine:
+    with (
+        pytest.warns(SourceWarning, match="'grappe' is not available"),
+        Engine([agent], models={"test": ScriptedModel([])}) as engine,
+    ):
         said = str(engine.run_sync(agent, "go").error)
 
     assert "Available tools: grape, apple, banana, cherry, damson and 2 more." in said
