@@ -118,8 +118,6 @@ class JournalBytes:
         """
         line = self.read(start, end)
         members = self._parse_line(line, start)
-        if line.find(b"$") < 0 and line.find(b"\\") < 0:
-            return members  # one character is found much faster than two
         return unpack_texts(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
 
     def _parse_line(self, line: bytes, start: int) -> Mapping[str, object]:

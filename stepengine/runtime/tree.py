@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import attrs
@@ -362,8 +361,10 @@ class RunTree:
         if ceiling is not None:
             self._ledgers.allow(ceiling)
 
-    # Each effect of a run asks it; a property that is a function of Python costs as much as the whole rest of the question.
-    watched = property(attrgetter("hub.watched"), doc="Whether anybody is shown events.")
+    @property
+    def watched(self) -> bool:
+        """Whether anybody is shown events."""
+        return self.hub.watched
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Take note of a failed attempt; whoever records wraps this."""
