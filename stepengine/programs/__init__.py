@@ -23,14 +23,12 @@ from stepengine.data.late import late
 
 if TYPE_CHECKING:
     from stepengine.programs.drafts import Example, agent_file_rules, checked_agents, permissions_of
-    from stepengine.programs.in_process import InProcessSandbox
     from stepengine.programs.running import ProgramLimits, code_mode
     from stepengine.programs.sessions import MontySandbox, Sandbox
     from stepengine.programs.strangers import agents_of_source
 
 __all__ = (
     "Example",
-    "InProcessSandbox",
     "MontySandbox",
     "ProgramLimits",
     "Sandbox",
@@ -45,7 +43,6 @@ __getattr__, __dir__ = late(
     __name__,
     {
         "stepengine.programs.drafts": ("Example", "agent_file_rules", "checked_agents", "permissions_of"),
-        "stepengine.programs.in_process": ("InProcessSandbox",),
         "stepengine.programs.running": ("ProgramLimits", "code_mode"),
         "stepengine.programs.sessions": ("MontySandbox", "Sandbox"),
         "stepengine.programs.strangers": ("agents_of_source",),

@@ -25,7 +25,6 @@ def test_the_page_shows_the_figures() -> None:
     assert PEER in ENVIRONMENTS
 
 
-@pytest.mark.spec("programs:PG30")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.deep
 def test_a_run_needs_what_the_figures_say(way: str) -> None:
@@ -37,7 +36,6 @@ def test_a_run_needs_what_the_figures_say(way: str) -> None:
     assert now["sent"] == pytest.approx(kept["sent"], rel=0.1)
 
 
-@pytest.mark.spec("programs:PG30")
 def test_a_program_needs_fewer_requests_than_calls_one_by_one_and_less_to_read_than_calls_in_one_reply() -> None:
     for ways in FIGURES.values():
         assert (len(ITEMS) + 1, 2, 2) == tuple(ways[way]["model calls"] for way in WAYS)
@@ -45,7 +43,6 @@ def test_a_program_needs_fewer_requests_than_calls_one_by_one_and_less_to_read_t
     assert ours["program"]["sent"] < 0.7 * ours["in one reply"]["sent"] < 0.1 * ours["one by one"]["sent"]
 
 
-@pytest.mark.spec("programs:PG30")
 @pytest.mark.deep
 def test_the_page_says_what_code_mode_is_for_bundled_agents() -> None:
     pytest.importorskip("pydantic_monty", reason="needs the extra programs")

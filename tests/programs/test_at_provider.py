@@ -16,7 +16,9 @@ from stepengine.errors import DefinitionError
 from stepengine.models import AnthropicProvider, OpenAIProvider, Programs, WebSearch
 from stepengine.models._programs import runs_programs
 from stepengine.permissions import Policy, Rule
-from stepengine.programs import InProcessSandbox, code_mode, running
+from stepengine.programs import code_mode, running
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -38,7 +40,7 @@ def book(item: str) -> str:
 
 
 def buyer(model: str | None, *more: Any, **options: Any) -> AgentDefinition[Any]:
-    options = {"sandbox": InProcessSandbox(), "where": "provider"} | options
+    options = {"where": "provider"} | options
     return AgentDefinition("buyer", model=model, tools=[code_mode(price, book, **options), *more])
 
 
@@ -112,13 +114,13 @@ async def test_what_the_agent_has_itself_and_what_stands_in_direct_the_model_may
     own = AgentDefinition(
         "own",
         model=CLAUDE,
-        tools=[book, code_mode(price, book, where="provider", sandbox=InProcessSandbox())],
+        tools=[book, code_mode(price, book, where="provider")],
         settings=ModelSettings(server_tools=[WebSearch()]),
     )
     _, model = await ran(own, text("end"))
     assert (["book", "price"], (WebSearch(), Programs(["price", "book"], direct=["book"]))) == offered(model)
 
-    direct = code_mode(price, direct=[book], where="provider", sandbox=InProcessSandbox())
+    direct = code_mode(price, direct=[book], where="provider")
     _, model = await ran(AgentDefinition("direct", model=CLAUDE, tools=[direct]), text("end"))
     assert (["price", "book"], (Programs(["price", "book"], direct=["book"]),)) == offered(model)
 
@@ -196,7 +198,7 @@ async def test_where_the_provider_runs_them_no_sandbox_is_needed(monkeypatch: py
 @pytest.mark.spec("programs:PG29")
 async def test_a_specification_is_the_engines_tool_there_too() -> None:
     assert isinstance(price.spec, ToolSpec)
-    run_code = code_mode(price.spec, where="provider", sandbox=InProcessSandbox())
+    run_code = code_mode(price.spec, where="provider")
     agent = AgentDefinition("a", model=CLAUDE, tools=[run_code])
     result, _ = await ran(agent, tool_call("price", {"item": "tea"}), text("end"), tools=[price])
 

@@ -932,3 +932,19 @@ def test_names_that_code_mode_is_given_twice_are_refused() -> None:
         with pytest.raises(DefinitionError, match=words):
             wrong()
     assert code_mode(direct=[book]).name == "run_code"
+
+
+@tool(category="read")
+def price_of(item: str) -> int:
+    """What an item costs."""
+    return len(item) * 10
+
+
+@pytest.mark.spec("programs:PG20")
+async def test_a_specification_stands_for_the_tool_of_its_name_that_the_engine_has() -> None:
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(price_of.spec)])
+    replies = [tool_call("run_code", {"code": "await price_of('tea')"}), text("end")]
+    async with Engine([agent], [price_of], ScriptedModel(replies)) as engine:
+        assert ["30"] == said(await engine.run(agent, "go"))
+    with pytest.raises(DefinitionError, match="price_of"):
+        Engine([agent], models=ScriptedModel([])).run_sync(agent, "go")

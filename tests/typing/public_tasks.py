@@ -65,7 +65,7 @@ from stepengine.models import (
     WebSearch,
 )
 from stepengine.permissions import Policy, Rule
-from stepengine.programs import InProcessSandbox, ProgramLimits, Sandbox, code_mode
+from stepengine.programs import MontySandbox, ProgramLimits, Sandbox, code_mode
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools import ToolReferencePart, ToolResult, recall_history_tool
 
@@ -189,7 +189,7 @@ def run_a_program_without_the_extra() -> str:
     """
     A scripted model runs a program over a tool in this process: for tests, which need not the extra.
     """
-    sandbox: Sandbox = InProcessSandbox()
+    sandbox: Sandbox = MontySandbox()
     run_code = code_mode(tide_of, limits=ProgramLimits(calls=10), sandbox=sandbox)
     model = ScriptedModel([tool_call("run_code", {"code": "await tide_of('Brest')"}), text("Found.")])
     agent = AgentDefinition("looker", model="anthropic/claude-sonnet-5", tools=[run_code])
