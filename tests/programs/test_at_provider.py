@@ -17,10 +17,10 @@ from stepengine.models import AnthropicProvider, OpenAIProvider, Programs, WebSe
 from stepengine.models._programs import runs_programs
 from stepengine.permissions import Policy, Rule
 from stepengine.programs import code_mode, running
-
-pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 pytestmark = [pytest.mark.anyio]
 
