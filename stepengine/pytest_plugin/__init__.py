@@ -49,9 +49,9 @@ from stepengine.pytest_plugin.telling import (
     shorten,
     summarize,
 )
-from stepengine.system.network import NetworkBlocked, blocked
 
 if TYPE_CHECKING:
+    from stepengine.system.network import NetworkBlocked
     from stepengine.testing.engines import EngineFactory
     from stepengine.testing.recordings import CassetteFixture, JournalFixture
 
@@ -59,7 +59,7 @@ __all__ = ("events_snapshot", "request_snapshot", "run_snapshot")
 
 RECORDINGS = pytest.StashKey[list[Any]]()
 TOLD = pytest.StashKey[RecordingReport]()
-REFUSED = pytest.StashKey[list[NetworkBlocked]]()
+REFUSED = pytest.StashKey["list[NetworkBlocked]"]()
 ORPHANS = pytest.StashKey[Orphans]()
 FOUND = pytest.StashKey[list[Path]]()
 WORKER = "stepengine_orphans"
@@ -214,6 +214,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
             replays = mode_of(item) == "none" and not is_live(item)
         except pytest.UsageError:  # it is told where the test runs
             replays = False
+    from stepengine.system.network import blocked
+
     every = item.config.getoption("--stepengine-network") == "all" and replays
     with with_placeholders(item, replays=mine and replays), blocked(_allowed_hosts(item) if every else None) as refused:
         item.stash[REFUSED] = refused
@@ -242,6 +244,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         result = yield
         _raise_first(everywhere)
         return result
+    from stepengine.system.network import blocked
+
     recordings = item.stash.get(RECORDINGS, [])
     told = item.stash[TOLD] = RecordingReport()
     replays = not is_live(item) and all(r.replaying for r in recordings)
@@ -299,6 +303,8 @@ def _raise_first(refused: Sequence[NetworkBlocked]) -> None:
 
 def _tell(item: pytest.Item, recordings: Sequence[Any], error: BaseException) -> None:
     """Say how to record again, and show misses and divergences that the test's own failure hides."""
+    from stepengine.system.network import NetworkBlocked
+
     explain(item, error, replays=all(recording.replaying for recording in recordings))
     misses = [miss for recording in recordings for miss in recording.misses]
     if isinstance(error, NetworkBlocked) or any(error is miss for miss in misses):

@@ -67,7 +67,7 @@ def test_a_token_that_was_removed_lets_nobody_in(file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["add", "ci", "--scopes", "root"], "read, run, answer, debug, metrics, admin would be fine"),
+        (["add", "ci", "--scopes", "root"], "read, run, answer, debug, metrics and 1 more would be fine"),
         (["add", "ci", "--scopes", ""], "is no scope"),
         (["add", "ci", "--expires", "soon"], "12h, 30d and 8w would be fine"),
         (["add", "ci", "--expires", "0d"], "12h, 30d and 8w would be fine"),

@@ -149,8 +149,12 @@ class _StartOnImport(MetaPathFinder):
     def __init__(self, channel: Any, before_request: Callable[[], object]) -> None:
         self._channel = channel
         self._before_request = before_request
-        self._lock = threading.RLock()
         self._started = False
+        self._renew_lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the spec of the first library, from the finder that patches; None for everything else."""
