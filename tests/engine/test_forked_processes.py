@@ -283,6 +283,10 @@ FINE = {
     "system/connection.py": "left to the parent",
     "system/guarded_database.py": "whoever calls it closes what it opens, or is listed here",
     "system/far.py": "renewed, and a child opens a connection of its own",
+    "testing/processes/bootstrap.py": "renewed in a child",
+    "testing/processes/frozen.py": "renewed in a child",
+    "testing/processes/frozen_values.py": "of the command that starts programs, which forks nothing that goes on",
+    "testing/processes/broker.py": "of the command that starts programs, which forks nothing that goes on",
     "system/worker.py": "a program of its own, which forks nothing that goes on",
     "system/write_ahead.py": "closed before a fork; a child has none of the parent's",
 }

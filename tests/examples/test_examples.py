@@ -156,7 +156,7 @@ def test_the_console_asks_on_a_handle_that_is_kept_open(tmp_path: Path) -> None:
     printed = ran(ROOT / "examples" / "console.py", tmp_path).splitlines()
 
     assert ["? May write_file run?", "? May run_terminal_command run?"] == [line for line in printed if line[:1] == "?"]
-    assert {"| Write 'letter.txt'", "| command: rm old.txt", "            [ ] Correct letter.txt"} <= set(printed)
+    assert {"| Write 'letter.txt'", "| $ rm old.txt", "            [ ] Correct letter.txt"} <= set(printed)
     assert ["I corrected the letter.", "The old file stays.", "I wrote letter.txt."] == [
         line for line in printed if line.endswith(("letter.", "stays.", "wrote letter.txt."))
     ]
