@@ -117,7 +117,7 @@ def test_an_entry_that_says_everything_allows_what_it_names(check: ModuleType, t
     [
         ({"file": "stepengine/durable/other.py"}, "planted.py:1: private name 'dbos._sys_db' is not in the allow list"),
         ({"names": ["dbos._sys_db", "dbos._core"]}, "'dbos._core' is not used any more"),
-        ({"promise": "durable:none"}, "'durable:none' is no row"),
+        ({"promise": "nowhere:U1"}, "'nowhere:U1' is no row"),
         ({"test": "tests/test_private_names.py::test_nothing"}, "test_nothing' does not exist"),
         ({"why": ""}, "says why"),
     ],
