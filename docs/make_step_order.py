@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stepengine.machine.protocol import ANYWHERE, CALLS, EFFECTS, STOPPED, YIELDS
+from stepengine.data.effects import EFFECTS, RunInBackground
+from stepengine.data.yields import YIELDS
+from stepengine.machine.protocol import ANYWHERE, CALLS, STOPPED
 
 TARGET = Path(__file__).with_name("step-order.md")
 
@@ -123,10 +125,10 @@ def effects() -> str:
     """Return the table of effects."""
     names = {object: "JSON", type(None): "nothing"}
     rows = []
-    for row in EFFECTS:
+    for row in [row for row in EFFECTS if row.cls is not RunInBackground]:
         kinds = row.outcome if isinstance(row.outcome, tuple) else (row.outcome,)
         value = " or ".join([names.get(kind, f"`{kind.__name__}`") for kind in kinds])
-        rows.append((f"`{row.kind.__name__}`", row.asks, value))
+        rows.append((f"`{row.cls.__name__}`", row.asks, value))
     return table(("effect", "asks", "its value"), rows)
 
 
