@@ -27,6 +27,7 @@ from stepengine.data.waiting import Awaited, ChildRef, Received, WaitsFor
 from stepengine.data.yields import Perform
 
 __all__ = (
+    "CHILD_ENDS",
     "EFFECTS",
     "EFFECT_KINDS",
     "KINDS",
@@ -426,6 +427,8 @@ class EffectRow(NamedTuple):
         waits_for: What it waits for, if it only waits. A run whose effects all wait is suspended.
         starts_run: Whether it starts a run at a path below its own.
         follows_children: Whether its outcome depends on which children in the background have ended.
+        changes_world: Whether it runs code that may change something outside the run: a tool's or the author's. A replay may perform it
+            for real, a rerun may simulate it, and cutting it off needs ``allow_repeat``.
         replaced_by: What a fork puts in place of its outcome, as the editor names it; ``""`` where the outcome cannot be replaced.
     """
 
@@ -439,6 +442,7 @@ class EffectRow(NamedTuple):
     waits_for: WaitsFor | None = None
     starts_run: bool = False
     follows_children: bool = False
+    changes_world: bool = False
     replaced_by: str = ""
 
 
@@ -450,6 +454,7 @@ _CALL = EffectRow(
     verb="tool",
     name="tool_name",
     fingerprint=("type", "tool_name", "input"),
+    changes_world=True,
     replaced_by="result",
 )
 
@@ -477,6 +482,7 @@ EFFECTS: tuple[EffectRow, ...] = (
         verb="perform",
         name="name",
         fingerprint=("type", "name", "args", "kwargs"),
+        changes_world=True,
         replaced_by="result",
     ),
     EffectRow(AskPerson, asks="a person", outcome=tuple, kind="ask", verb="ask", replaced_by="answer"),
@@ -544,3 +550,6 @@ RUNS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.starts
 
 WAITS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.waits_for])
 """The effects that only wait: for these alone, and for people, a run is suspended."""
+
+CHILD_ENDS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.outcome is Awaited])
+"""The effects that report how children in the background ended."""
