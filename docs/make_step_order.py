@@ -1,5 +1,5 @@
 # ruff: noqa: INP001
-"""Write ``docs/step-order.md`` from the tables in ``stepengine.machine.protocol``: ``python docs/make_step_order.py``."""
+"""Write ``docs/step-order.md`` from ``YIELDS``, ``EFFECTS`` and the tables of the protocol: ``python docs/make_step_order.py``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TARGET = Path(__file__).with_name("step-order.md")
 PAGE = """\
 # Agent loop: the protocol and the order of a run
 
-Made from the tables in `stepengine/machine/protocol.py` by `python docs/make_step_order.py`, the pictures by
+Made from `YIELDS`, `EFFECTS` and the tables in `stepengine/machine/protocol.py` by `python docs/make_step_order.py`, the pictures by
 `python docs/make_diagrams.py`; do not edit them by hand. The
 machine takes from these tables what handlers and hooks may yield, what that costs, and the phases that it shows; every run in
 its tests is checked against them.
