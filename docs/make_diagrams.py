@@ -17,8 +17,9 @@ from pathlib import Path
 import attrs
 
 from stepengine import STEP, AgentDefinition, Engine, Perform, StepContext, Steps, ToolCall, tool
+from stepengine.data.yields import YIELDS
 from stepengine.journal import MemoryJournal
-from stepengine.machine.protocol import LAST, ORDER, SILENT, YIELDS, way_of
+from stepengine.machine.protocol import LAST, ORDER, SILENT, way_of
 from stepengine.testing import ScriptedModel, text, tool_call
 
 HERE = Path(__file__).parent

@@ -1,19 +1,21 @@
 # ruff: noqa: INP001
-"""Write ``docs/step-order.md`` from the tables in ``stepengine.machine.protocol``: ``python docs/make_step_order.py``."""
+"""Write ``docs/step-order.md`` from ``YIELDS``, ``EFFECTS`` and the tables of the protocol: ``python docs/make_step_order.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stepengine.machine.protocol import ANYWHERE, CALLS, EFFECTS, STOPPED, YIELDS
+from stepengine.data.effects import EFFECTS, RunInBackground
+from stepengine.data.yields import YIELDS
+from stepengine.machine.protocol import ANYWHERE, CALLS, STOPPED
 
 TARGET = Path(__file__).with_name("step-order.md")
 
 PAGE = """\
 # Agent loop: the protocol and the order of a run
 
-Made from the tables in `stepengine/machine/protocol.py` by `python docs/make_step_order.py`, the pictures by
+Made from `YIELDS`, `EFFECTS` and the tables in `stepengine/machine/protocol.py` by `python docs/make_step_order.py`, the pictures by
 `python docs/make_diagrams.py`; do not edit them by hand. The
 machine takes from these tables what handlers and hooks may yield, what that costs, and the phases that it shows; every run in
 its tests is checked against them.
@@ -123,10 +125,10 @@ def effects() -> str:
     """Return the table of effects."""
     names = {object: "JSON", type(None): "nothing"}
     rows = []
-    for row in EFFECTS:
+    for row in [row for row in EFFECTS if row.cls is not RunInBackground]:
         kinds = row.outcome if isinstance(row.outcome, tuple) else (row.outcome,)
         value = " or ".join([names.get(kind, f"`{kind.__name__}`") for kind in kinds])
-        rows.append((f"`{row.kind.__name__}`", row.asks, value))
+        rows.append((f"`{row.cls.__name__}`", row.asks, value))
     return table(("effect", "asks", "its value"), rows)
 
 

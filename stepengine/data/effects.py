@@ -1,5 +1,5 @@
 """
-What the machine asks the outside world for: a closed union of frozen descriptions.
+What the machine asks the outside world for: a closed union of frozen descriptions, and ``EFFECTS``, a table with a row for each.
 
 ``seq`` is the effect's number on its run's path, in program order. A ``Gather`` has no number; its members have
 consecutive ones. Fields that are marked as not compared carry what a performer needs and a record does not.
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeAlias
+from types import NoneType
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import attrs
 from attrs import frozen
@@ -17,14 +18,19 @@ from attrs import frozen
 from stepengine.data.estimate import Measured
 from stepengine.data.events import Event
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
-from stepengine.data.messages import Source
-from stepengine.data.models import ModelRequest
+from stepengine.data.messages import Source, ToolResult
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.outcomes import Gathered
 from stepengine.data.questions import Question
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult
+from stepengine.data.waiting import Awaited, ChildRef, Received, WaitsFor
 from stepengine.data.yields import Perform
 
 __all__ = (
+    "CHILD_ENDS",
+    "EFFECTS",
     "EFFECT_KINDS",
+    "KINDS",
     "RUNS",
     "WAITS",
     "AskPerson",
@@ -37,6 +43,7 @@ __all__ = (
     "CallTool",
     "Compute",
     "Effect",
+    "EffectRow",
     "EndRuns",
     "Gather",
     "Keeps",
@@ -321,12 +328,6 @@ def line_of(text: str, line: int) -> str:
     return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 
-RUNS = (Spawn, CallBody)
-"""The effects that start a run: compare with ``type(effect) in RUNS``."""
-
-WAITS = (AwaitTime, AwaitMessage, AwaitRuns)
-"""The effects that only wait: for these alone, and for people, a run is suspended."""
-
 Leaf: TypeAlias = (
     CallModel
     | CallTool
@@ -342,22 +343,6 @@ Leaf: TypeAlias = (
     | EndRuns
 )
 """An effect that has a number."""
-
-# Written out and not derived from the names of the classes: a journal that was written once is read for ever.
-EFFECT_KINDS: Mapping[type[Leaf], str] = {
-    CallModel: "model_call",
-    CallTool: "tool_call",
-    CallBody: "tool_call",
-    Spawn: "agent_call",
-    CallFunction: "perform",
-    AskPerson: "ask",
-    AwaitTime: "sleep",
-    AwaitMessage: "receive",
-    AwaitRuns: "wait",
-    TellRun: "send",
-    EndRuns: "cancel",
-}
-"""The kind of each effect in records and messages. ``RunInBackground`` has no record of its own."""
 
 
 @frozen
@@ -421,3 +406,150 @@ class Compute:
 
 
 Effect: TypeAlias = Leaf | Gather | Notify | Compute
+
+
+class EffectRow(NamedTuple):
+    """
+    One effect: everything that more than one package needs to know of it.
+
+    Packages keep what only they need (an encoder, a performer) in tables of their own over the same effects. ``tests/test_rows.py``
+    lists these tables and names each row that is missing.
+
+    Attributes:
+        cls: The class.
+        asks: The request, as documentation names it.
+        outcome: The types that the ``Value`` may hold. For ``Gather`` and ``Notify``, what is sent instead of an outcome.
+        kind: The type of its record in journals; ``""`` without a record. Written out: renaming a class must not change journals.
+        verb: The kind in ``show``, on pages and in reports.
+        name: The member of the record that names it in lists; ``""`` without one.
+        fingerprint: The members of the record that make up its fingerprint, if the record has them; ``()`` where the journal
+            computes the fingerprint in another way.
+        waits_for: What it waits for, if it only waits. A run whose effects all wait is suspended.
+        starts_run: Whether it starts a run at a path below its own.
+        follows_children: Whether its outcome depends on which children in the background have ended.
+        changes_world: Whether it runs code that may change something outside the run: a tool's or the author's. A replay may perform it
+            for real, a rerun may simulate it, and cutting it off needs ``allow_repeat``.
+        replaced_by: What a fork puts in place of its outcome, as the editor names it; ``""`` where the outcome cannot be replaced.
+    """
+
+    cls: type[Effect]
+    asks: str
+    outcome: type | tuple[type, ...]
+    kind: str = ""
+    verb: str = ""
+    name: str = ""
+    fingerprint: tuple[str, ...] = ()
+    waits_for: WaitsFor | None = None
+    starts_run: bool = False
+    follows_children: bool = False
+    changes_world: bool = False
+    replaced_by: str = ""
+
+
+_CALL = EffectRow(
+    CallTool,
+    asks="the body of a tool",
+    outcome=ToolResult,
+    kind="tool_call",
+    verb="tool",
+    name="tool_name",
+    fingerprint=("type", "tool_name", "input"),
+    changes_world=True,
+    replaced_by="result",
+)
+
+EFFECTS: tuple[EffectRow, ...] = (
+    EffectRow(CallModel, asks="a model", outcome=ModelReply, kind="model_call", verb="model", replaced_by="reply"),
+    _CALL,
+    _CALL._replace(
+        cls=CallBody, asks="the body of a tool that yields, which is a run of its own", starts_run=True, replaced_by=""
+    ),
+    EffectRow(
+        Spawn,
+        asks="a child run",
+        outcome=(ChildResult, ChildRef),
+        kind="agent_call",
+        verb="spawn",
+        name="agent_id",
+        fingerprint=("type", "agent_id", "prompt", "params", "background"),
+        starts_run=True,
+    ),
+    EffectRow(
+        CallFunction,
+        asks="a function of the author's",
+        outcome=object,
+        kind="perform",
+        verb="perform",
+        name="name",
+        fingerprint=("type", "name", "args", "kwargs"),
+        changes_world=True,
+        replaced_by="result",
+    ),
+    EffectRow(AskPerson, asks="a person", outcome=tuple, kind="ask", verb="ask", replaced_by="answer"),
+    EffectRow(
+        AwaitTime,
+        asks="a clock",
+        outcome=NoneType,
+        kind="sleep",
+        verb="sleep",
+        fingerprint=("type", "seconds", "until"),
+        waits_for="time",
+    ),
+    EffectRow(
+        AwaitMessage,
+        asks="whoever sends messages",
+        outcome=(Received, NoneType),
+        kind="receive",
+        verb="receive",
+        fingerprint=("type", "timeout", "topic"),
+        waits_for="message",
+    ),
+    EffectRow(
+        AwaitRuns,
+        asks="children in the background",
+        outcome=Awaited,
+        kind="wait",
+        verb="wait",
+        fingerprint=("type", "children", "need", "timeout"),
+        waits_for="child",
+        follows_children=True,
+    ),
+    EffectRow(
+        TellRun,
+        asks="a child in the background to listen",
+        outcome=bool,
+        kind="send",
+        verb="tell",
+        fingerprint=("type", "child", "value", "topic"),
+        follows_children=True,
+    ),
+    EffectRow(
+        EndRuns,
+        asks="children in the background to end",
+        outcome=Awaited,
+        kind="cancel",
+        verb="cancel",
+        fingerprint=("type", "children"),
+        follows_children=True,
+    ),
+    EffectRow(RunInBackground, asks="the run of a child that its parent does not wait for", outcome=ChildResult),
+    EffectRow(Gather, asks="several of these at once", outcome=Gathered),
+    EffectRow(Compute, asks="another thread, for the body of a tool; nothing is recorded of it", outcome=object),
+    EffectRow(Notify, asks="nobody; whoever watches is shown an event", outcome=NoneType),
+)
+"""Every effect. A numbered effect may be answered with a ``Failure`` or a ``Stop`` as well."""
+
+KINDS: Mapping[str, EffectRow] = {row.kind: row for row in EFFECTS if row.kind} | {_CALL.kind: _CALL}
+"""The row of each kind of record; that of ``CallTool`` for calls of tools."""
+
+EFFECT_KINDS: Mapping[type[Effect], str] = {row.cls: row.kind for row in EFFECTS if row.kind}
+"""The kind of each effect in records and messages. ``RunInBackground`` has no record of its own."""
+
+RUNS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.starts_run])
+"""The effects that start a run: compare with ``type(effect) in RUNS``."""
+
+WAITS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.waits_for])
+"""The effects that only wait: for these alone, and for people, a run is suspended."""
+
+CHILD_ENDS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.outcome is Awaited])
+"""The effects that report how children in the background ended."""

@@ -18,6 +18,7 @@ from typing import (
     ClassVar,
     Generic,
     Literal,
+    NamedTuple,
     NoReturn,
     ParamSpec,
     Protocol,
@@ -47,6 +48,7 @@ from stepengine.errors import BadYield, PerformError, ToolError
 __all__ = (
     "STEP",
     "STEP_ALL",
+    "YIELDS",
     "YIELD_FROM",
     "AgentCall",
     "Ask",
@@ -69,6 +71,7 @@ __all__ = (
     "Tell",
     "ToolCall",
     "Wait",
+    "YieldRow",
     "Yieldable",
     "a_topic",
     "asked_by_program",
@@ -1102,3 +1105,241 @@ Steps: TypeAlias = Generator[Yieldable, StepResult, Ret]
 
 YIELDABLES: tuple[type, ...] = tuple([get_origin(kind) or kind for kind in get_args(Yieldable)])
 """The classes of ``Yieldable``."""
+
+
+class YieldRow(NamedTuple):
+    """
+    What one yieldable means.
+
+    Attributes:
+        name: As authors write it.
+        kind: Its class.
+        asks: What it asks for.
+        effects: Tokens of the effects that it leads to by itself, in order; what the called tool or the model adds to them
+            stands in ``CALLS`` and in ``ORDER`` of ``machine/protocol.py``.
+        sent: The field of the ``StepResult`` in which the handler finds what came of it.
+        gives: What that is.
+        state: The state of ``ORDER`` in which those effects are handed out.
+        actions: How many programmatic actions it counts for; ``None`` when that depends on what it holds.
+        is_member: Whether it may stand in ``Parallel``.
+        for_hooks: Whether hooks may yield it, too.
+        for_tools: Whether the body of a tool may yield it, too: what needs no conversation.
+        for_sandbox: Whether a handler in the sandbox may yield it, too.
+        script: The answers that a test's script may hold for it, in words.
+        script_may_be_empty: Whether a script may leave the answer out.
+    """
+
+    name: str
+    kind: type
+    asks: str
+    sent: str
+    gives: str
+    effects: tuple[str, ...] = ()
+    state: str = "handler"
+    actions: int | None = 1
+    is_member: bool = False
+    for_hooks: bool = False
+    for_tools: bool = False
+    for_sandbox: bool = True
+    script: str = "a value"
+    script_may_be_empty: bool = False
+
+
+YIELDS: tuple[YieldRow, ...] = (
+    YieldRow(
+        name="ToolCall",
+        kind=ToolCall,
+        asks="one call of a tool",
+        effects=("CallTool:handler",),
+        sent="tool_results",
+        gives="the result of the call",
+        is_member=True,
+        for_hooks=True,
+        for_tools=True,
+        script="a ToolResult, a text or a JSON value",
+    ),
+    YieldRow(
+        name="AgentCall",
+        kind=AgentCall,
+        asks="a child run",
+        effects=("Spawn",),
+        sent="value",
+        gives="the child's result",
+        is_member=True,
+        for_tools=True,
+    ),
+    YieldRow(
+        name="STEP",
+        kind=Sentinel,
+        asks="one model call and the calls of its reply",
+        effects=("CallModel:step",),
+        sent="steps_complete",
+        gives="whether the turn is complete",
+        state="pre_step",
+        actions=0,
+    ),
+    YieldRow(
+        name="STEP_ALL",
+        kind=Sentinel,
+        asks="steps until the turn is complete",
+        effects=("CallModel:step",),
+        sent="steps_complete",
+        gives="whether the turn is complete",
+        state="pre_step",
+        actions=0,
+    ),
+    YieldRow(
+        name="StepWith",
+        kind=StepWith,
+        asks="one step with another model, tools or settings",
+        effects=("CallModel:step",),
+        sent="steps_complete",
+        gives="whether the turn is complete",
+        state="pre_step",
+        actions=0,
+    ),
+    YieldRow(
+        name="StepText",
+        kind=StepText,
+        asks="text as if the model had said it, and the calls in it",
+        effects=("CallTool:model",),
+        sent="tool_results",
+        gives="the results of its blocks",
+        actions=None,
+    ),
+    YieldRow(
+        name="GenerateN",
+        kind=GenerateN,
+        asks="several replies to the present history",
+        effects=("Gather",),
+        sent="n_responses",
+        gives="what they say",
+    ),
+    YieldRow(
+        name="Complete",
+        kind=Complete,
+        asks="one model call beside the conversation",
+        effects=("CallModel:complete",),
+        sent="value",
+        gives="the reply",
+        for_hooks=True,
+        for_tools=True,
+        script="a string or a ModelReply",
+    ),
+    YieldRow(
+        name="Parallel",
+        kind=Parallel,
+        asks="its members at once",
+        effects=("Gather",),
+        sent="value",
+        gives="what came of each, in order",
+        for_tools=True,
+    ),
+    YieldRow(
+        name="Race",
+        kind=Race,
+        asks="its members at once, until the first has ended",
+        effects=("Gather",),
+        sent="value",
+        gives="the number of the first, and what came of it",
+        is_member=True,
+        for_hooks=True,
+        for_tools=True,
+        script="a pair of the number of the first, from 0, and what came of it",
+    ),
+    YieldRow(
+        name="Perform",
+        kind=Perform,
+        asks="one call of a function of the author's",
+        effects=("CallFunction",),
+        sent="value",
+        gives="what the function returned, as JSON",
+        is_member=True,
+        for_hooks=True,
+        for_tools=True,
+        for_sandbox=False,
+    ),
+    YieldRow(
+        name="Ask",
+        kind=Ask,
+        asks="the answer of a person",
+        effects=("AskPerson:question",),
+        sent="value",
+        gives="the answer",
+        is_member=True,
+        for_tools=True,
+    ),
+    YieldRow(
+        name="Sleep",
+        kind=Sleep,
+        asks="a time to come",
+        effects=("AwaitTime",),
+        sent="value",
+        gives="when it woke",
+        is_member=True,
+        for_hooks=True,
+        for_tools=True,
+        script_may_be_empty=True,
+    ),
+    YieldRow(
+        name="Receive",
+        kind=Receive,
+        asks="the next message on a topic",
+        effects=("AwaitMessage",),
+        sent="value",
+        gives="what the message says",
+        is_member=True,
+        for_hooks=True,
+        for_tools=True,
+        script="a message, which is JSON, or None for its timeout",
+    ),
+    YieldRow(
+        name="Start",
+        kind=Start,
+        asks="children in the background",
+        effects=("Gather",),
+        sent="value",
+        gives="a reference to each",
+        for_tools=True,
+        script_may_be_empty=True,
+    ),
+    YieldRow(
+        name="Wait",
+        kind=Wait,
+        asks="children in the background to end",
+        effects=("AwaitRuns",),
+        sent="value",
+        gives="those that have ended, and those that have not",
+        is_member=True,
+        for_hooks=True,
+        for_tools=True,
+        script=(
+            "how each of its children ended, in their order: an output, a ChildResult or an exception, of one child alone just "
+            "that; a dict of these by ChildRef, in the order in which they ended; or nothing where none has"
+        ),
+        script_may_be_empty=True,
+    ),
+    YieldRow(
+        name="Tell",
+        kind=Tell,
+        asks="a child in the background to be told something",
+        effects=("TellRun",),
+        sent="value",
+        gives="whether it is still at work",
+        for_hooks=True,
+        for_tools=True,
+        script_may_be_empty=True,
+    ),
+    YieldRow(
+        name="Cancel",
+        kind=Cancel,
+        asks="a child in the background to be ended",
+        effects=("EndRuns",),
+        sent="value",
+        gives="how it ended",
+        for_hooks=True,
+        for_tools=True,
+        script_may_be_empty=True,
+    ),
+)
+"""Everything that a handler may yield."""

@@ -16,7 +16,7 @@ from typing import Any, cast
 import attrs
 from attrs import frozen
 
-from stepengine.data.effects import RUNS, WAITS, AskPerson, CallBody, CallModel, RunInBackground, Spawn
+from stepengine.data.effects import CHILD_ENDS, RUNS, WAITS, AskPerson, CallBody, CallModel, RunInBackground, Spawn
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunStatus
@@ -31,7 +31,6 @@ from stepengine.durable.steps import (
     INTENT,
     LOOKUP,
     MODEL,
-    OF_CHILDREN,
     REASON,
     SPAWN,
     START,
@@ -505,7 +504,7 @@ class _Player:
         known = await self._coming(item)
         if known is None:
             return await self._stop_before(item, io)
-        if isinstance(known, Value) and type(item.effect) in (Spawn, *OF_CHILDREN):
+        if isinstance(known, Value) and type(item.effect) in (Spawn, *CHILD_ENDS):
             return await self._about_children(item, io, known)
         for attempt in self._played.attempts(item):
             error = restored({"type": "failure", "error": attempt["error"]}).error

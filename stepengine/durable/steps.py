@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import attrs
 
 from stepengine.data.effects import (
+    CHILD_ENDS,
     RUNS,
     WAITS,
     AskPerson,
-    AwaitRuns,
     CallBody,
     CallModel,
     EndRuns,
@@ -107,7 +107,6 @@ KINDS = {
     "model_call": MODEL, "tool_call": TOOL, "perform": PERFORM, "agent_call": CHILD, "ask": ASK,
     "sleep": SLEEP, "receive": RECEIVE, "wait": AWAIT, "send": TELL, "cancel": CANCEL,
 }  # fmt: skip
-OF_CHILDREN = (AwaitRuns, EndRuns)
 REASON = "reason"
 """An attribute of a child that its parent ended: why."""
 AGAIN = ("takeover", "again")
@@ -903,7 +902,7 @@ class Steps:
             outcome, _ = await self._record_outcome(item, place, act)
         finally:
             run.asking -= 1
-        if type(effect) not in OF_CHILDREN or not isinstance(outcome, Value):
+        if type(effect) not in CHILD_ENDS or not isinstance(outcome, Value):
             return outcome
         if found:
             return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=found[0].value.ended))  # type: ignore[union-attr]

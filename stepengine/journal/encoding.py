@@ -16,6 +16,7 @@ import attrs
 
 from stepengine.data.codec import bare, bare_any, is_stored, restored, restored_any
 from stepengine.data.effects import (
+    KINDS,
     RUNS,
     WAITS,
     AskPerson,
@@ -271,7 +272,7 @@ def must_last(item: Item, form: Form) -> bool:
 
 def touched_world(form: object) -> bool:
     """Return whether a recorded effect may have changed something outside, so that repeating it would change it again."""
-    if not isinstance(form, Mapping) or form["type"] not in ("tool_call", "perform"):
+    if not isinstance(form, Mapping) or not KINDS[form["type"]].changes_world:
         return False
     # What the body of a tool did is in its own effects.
     return not (form.get("idempotent") or form.get("yields"))

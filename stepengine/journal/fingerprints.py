@@ -16,7 +16,7 @@ import attrs
 
 from stepengine.data.codec import bare
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.effects import CallModel
+from stepengine.data.effects import KINDS, CallModel
 from stepengine.data.json import canonical
 from stepengine.data.messages import Message
 from stepengine.data.models import DEFAULT_SETTINGS, ModelRequest
@@ -37,19 +37,6 @@ START = bytes(32)
 # shorter by as much, and so is the name of a step in a database.
 DIGITS = 32
 KEPT = 64
-# What the outside world would see of each effect; ids, addresses and annotations are not part of it (replay:D2).
-SEEN = {
-    "tool_call": ("type", "tool_name", "input"),
-    "perform": ("type", "name", "args", "kwargs"),
-    "agent_call": ("type", "agent_id", "prompt", "params"),
-    "sleep": ("type",),
-    "receive": ("type",),
-    "wait": ("type", "children", "need"),
-    "send": ("type", "child", "value"),
-    "cancel": ("type", "children"),
-}
-SEEN_IF_THERE = ("background", "seconds", "until", "timeout", "topic")
-"""What a form lacks where nobody asked for it."""
 SEEN_OF_QUESTION = ("text", "options", "multi_select", "tool_name", "details")
 UNSEEN = ("tags", "ttl")
 """What of a message no model sees."""
@@ -189,5 +176,4 @@ def fingerprinted_part(form: Mapping[str, Any]) -> Mapping[str, Any]:
     if form["type"] == "ask":
         questions = [{n: q[n] for n in SEEN_OF_QUESTION if n in q} for q in form["questions"]]
         return {"type": "ask", "purpose": form["purpose"], "questions": questions}
-    also = [name for name in SEEN_IF_THERE if name in form]
-    return {name: form[name] for name in (*SEEN[form["type"]], *also)}
+    return {name: form[name] for name in KINDS[form["type"]].fingerprint if name in form}

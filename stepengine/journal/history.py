@@ -16,7 +16,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.effects import CallModel
+from stepengine.data.effects import KINDS, CallModel
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.limits import Limits
 from stepengine.data.messages import Message
@@ -88,7 +88,7 @@ __all__ = (
     "stop_of",
 )
 
-WAITING: Mapping[str, WaitsFor] = {"sleep": "time", "receive": "message", "wait": "child"}
+WAITING: Mapping[str, WaitsFor] = {kind: row.waits_for for kind, row in KINDS.items() if row.waits_for}
 """What each type of effect that only waits waits for."""
 ChosenModels: TypeAlias = tuple[Mapping[str, str], Mapping[str, str]]
 """The models in place of those that agents name, by agent id: the engine's, and those of one run alone."""

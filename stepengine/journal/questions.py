@@ -259,19 +259,29 @@ STORED = {"model_call": "model_reply", "tool_call": "tool_result"}
 def _value(history: History, intent: Intent, value: Any) -> object:
     if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
         value = restored(thaw(value))
-    match intent.type:
-        case "model_call":
-            return value if isinstance(value, ModelReply) else ModelReply(value)
-        case "tool_call":
-            if isinstance(value, ToolResult):
-                return value
-            return ToolResult.text(value) if isinstance(value, str) else ToolResult.json(value)
-        case "perform":
-            return freeze(value)
-        case "ask":
-            given = value if isinstance(value, list | tuple) else [value]
-            asked = questions_of(history.form(intent))
-            return tuple([answered(answer, question) for question, answer in zip(asked, given, strict=True)])
-        case _:
-            msg = "the outcome of a child follows from its own effects; fork at one of those"
-            raise DataError(msg)
+    replace = REPLACE.get(intent.type)
+    if replace is None:
+        msg = "the outcome of a child follows from its own effects; fork at one of those"
+        raise DataError(msg)
+    return replace(value, history, intent)
+
+
+def _tool_result(value: Any, *_: object) -> object:
+    if isinstance(value, ToolResult):
+        return value
+    return ToolResult.text(value) if isinstance(value, str) else ToolResult.json(value)
+
+
+def _answers(value: Any, history: History, intent: Intent) -> object:
+    given = value if isinstance(value, list | tuple) else [value]
+    asked = questions_of(history.form(intent))
+    return tuple([answered(answer, question) for question, answer in zip(asked, given, strict=True)])
+
+
+REPLACE: Mapping[str, Callable[[Any, History, Intent], object]] = {
+    "model_call": lambda value, *_: value if isinstance(value, ModelReply) else ModelReply(value),
+    "tool_call": _tool_result,
+    "perform": lambda value, *_: freeze(value),
+    "ask": _answers,
+}
+"""The outcome of each effect that a fork may replace, made of the value that is given for it."""

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import attrs
 
 from stepengine.data.effects import (
+    CHILD_ENDS,
     RUNS,
     WAITS,
     AskPerson,
-    AwaitRuns,
     CallBody,
     CallModel,
     CallTool,
-    EndRuns,
     RunInBackground,
     Spawn,
 )
@@ -176,8 +175,6 @@ class Pace:
 
 
 STARTS = frozenset({*RUNS, RunInBackground})
-OF_CHILDREN = (AwaitRuns, EndRuns)
-"""What tells of children in the background, whose ends stand at their own addresses."""
 MAX_NOTED = 1_000
 Kept: TypeAlias = "Sequence[tuple[Item, Value | Failure]]"
 """Outcomes with what they are outcomes of."""
@@ -343,7 +340,7 @@ class Recorder:
         address = (item.path, item.effect.seq)
         known = replayer.result(address)
         if known is not None:
-            again = type(item.effect) not in OF_CHILDREN and replayer.is_performed(item)
+            again = type(item.effect) not in CHILD_ENDS and replayer.is_performed(item)
             return self._again(known, item, io) if again else self._answer_from_record(known, item, io)
         if replayer.halts(item):
             return self._halt(item, io)
@@ -361,7 +358,7 @@ class Recorder:
         run = self._run
         if run.pace is not None:
             await run.pace.reach(known.at)
-        is_of_children = type(item.effect) in OF_CHILDREN
+        is_of_children = type(item.effect) in CHILD_ENDS
         waits = self._replayer.until_cut(known, item) if is_of_children else None
         if waits is not None:
             cut, children = waits

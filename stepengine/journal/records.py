@@ -13,23 +13,22 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from types import NoneType
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, get_args
 
 import attrs
 from attrs import frozen
 
 from stepengine.data.codec import restored
-from stepengine.data.effects import CallModel
+from stepengine.data.effects import KINDS, CallModel
 from stepengine.data.json import compact
 from stepengine.data.limits import Limits
-from stepengine.data.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
-from stepengine.data.models import ModelReply, ModelSettings
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.models import ModelSettings
 from stepengine.data.outcomes import Begun, Failure, StopKind, Value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
-from stepengine.data.waiting import Awaited, ChildRef, Received
+from stepengine.data.waiting import ChildRef
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 
 __all__ = (
@@ -141,16 +140,9 @@ INPUTS: Mapping[str, Shape] = {
     "mailbox_message": {"id": str, "kind": str, "value": ANY},
 }
 OUTCOMES: Mapping[str, Any] = {
-    "model_call": ModelReply,
-    "tool_call": ToolResult,
+    **{kind: row.outcome for kind, row in KINDS.items()},
     "agent_call": ChildResult,
     "agent_start": ChildRef,
-    "ask": tuple,
-    "sleep": NoneType,
-    "receive": (Received, NoneType),
-    "wait": Awaited,
-    "send": bool,
-    "cancel": Awaited,
 }
 """What an effect gives, by its type; a ``Spawn`` in the background is a ``Start``."""
 

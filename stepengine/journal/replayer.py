@@ -17,7 +17,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.effects import EFFECT_KINDS, RUNS, AskPerson, CallBody, CallModel, Spawn
+from stepengine.data.effects import EFFECT_KINDS, KINDS, RUNS, AskPerson, CallBody, CallModel, Spawn
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value, was_given_up
@@ -223,7 +223,7 @@ def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False)
         raise JournalError(msg)
 
 
-LIVE_KINDS = ("tool_call", "perform")
+LIVE_KINDS = tuple([kind for kind, row in KINDS.items() if row.changes_world])
 
 
 def live_kinds(names: Collection[str]) -> frozenset[str]:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import attrs
 from attrs import frozen
 
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool
+from stepengine.data.effects import KINDS, AskPerson, CallFunction, CallModel, CallTool
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop, Value
@@ -37,8 +37,6 @@ from stepengine.runtime.sizes import estimated_tokens
 
 __all__ = ("Called", "Purse", "Rerun", "RerunTools", "Simulator", "rerun")
 
-NOT_MADE_UP = ("model_call", "ask", "sleep", "receive")
-OF_CHILDREN = ("wait", "send", "cancel")
 RerunTools: TypeAlias = Literal["recorded", "idempotent", "working-copy"]
 
 
@@ -374,16 +372,16 @@ class Rerunner(Replayer):
         """Return whether something recorded or invented answers an effect; if not, it is performed."""
         count, past, rules = self._count, self._past, self._rules
         # Which children have ended, and who was told or ended, is so of the children of today.
-        if asked.begins_run or asked.type in OF_CHILDREN:
+        if asked.begins_run or KINDS[asked.type].follows_children:
             return False
         place = past.same_elsewhere(asked, models=rules.reuse and address != rules.at)
         if place is not None:
             known = past.history.results[place]
             self._give(address, asked, past.history.outcome(known), known)
             count.reused += asked.type == "model_call"
-            count.served += asked.type in ("tool_call", "perform")
+            count.served += KINDS[asked.type].changes_world
             return True
-        if asked.type in NOT_MADE_UP:
+        if not KINDS[asked.type].changes_world:
             return False
         made = self._made_up(asked)
         if made is not None:
@@ -422,7 +420,7 @@ class Rerunner(Replayer):
             self._by_name = {}
             history = self._past.history
             for address, intent in history.intents.items():
-                if intent.type in ("tool_call", "perform") and address in history.results:
+                if KINDS[intent.type].changes_world and address in history.results:
                     outcome = history.outcome(history.results[address])
                     result = outcome.value if isinstance(outcome, Value) else outcome.error
                     called = attrs.evolve(_call_of_intent(history.form(intent), intent), result=result)

@@ -23,6 +23,7 @@ from typing import Any, assert_never
 import attrs
 
 from stepengine.data.codec import plain
+from stepengine.data.effects import KINDS
 from stepengine.data.json import JsonDict, canonical, thaw
 from stepengine.data.messages import (
     AssistantMessage,
@@ -56,8 +57,7 @@ from stepengine.redaction import redactor_for
 from stepengine.runtime.performer import child_path
 
 __all__ = (
-    "WAITS",
-    "about_of",
+    "ABOUT",
     "clean_tree",
     "ended_of",
     "machine_data",
@@ -116,8 +116,6 @@ def _user() -> str:
 
 
 Tree = dict[str, Any]
-VERBS = {"tool_call": ("tool", "tool_name"), "agent_call": ("spawn", "agent_id"), "perform": ("perform", "name")}
-WAITS = {"sleep": "sleep", "receive": "receive", "wait": "wait", "send": "tell", "cancel": "cancel"}
 HASH_DIGITS = 8
 EMPTY: Any = (None, "", [], {}, ())
 
@@ -281,11 +279,9 @@ class _Path:
             questions = [_question(restored(q)) for q in form["questions"]]
             purpose = form["purpose"] if form["purpose"] != "question" else None
             return {"kind": "ask", "questions": questions} | _drop_empty(purpose=purpose)
-        if form["type"] in WAITS:
-            return {"kind": WAITS[form["type"]], "name": about_of(form)}
-        kind, name = VERBS[form["type"]]
-        tree: Tree = {"kind": kind, "name": form[name]}
-        if kind == "tool":
+        row, about = KINDS[form["type"]], ABOUT.get(form["type"])
+        tree: Tree = {"kind": row.verb, "name": form[row.name] if about is None else about(form)}
+        if form["type"] == "tool_call":
             source = form["source"] if form["source"] != "model" else None
             tree |= _drop_empty(call=self._call(form["tool_call_id"]), source=source)
             program, given = program_of(form), plain(form["input"])
@@ -293,8 +289,10 @@ class _Path:
                 tree["program"] = {"text": given.pop("code"), "lines": program.count("\n") + 1}
             tree |= {"input": given}
             return tree | _Path(self._history, child_path(self._path, seq)).told() if "yields" in form else tree
-        if kind == "perform":
+        if form["type"] == "perform":
             return tree | _drop_empty(args=plain(form["args"]), kwargs=plain(form["kwargs"]))
+        if form["type"] != "agent_call":
+            return tree
         tree |= _drop_empty(
             call=self._call(form.get("tool_call_id", "")), prompt=form["prompt"], params=plain(form["params"])
         )
@@ -395,17 +393,18 @@ def _ending(ended: ChildResult) -> Tree:
     return said | _drop_empty(error=error, questions=[_question(q) for q in ended.questions])
 
 
-def about_of(form: Mapping[str, Any]) -> str:
-    """Return what a wait, or what is told to a child, is about."""
-    match form["type"]:
-        case "sleep":
-            return f"until {form['until']}" if form.get("until") else f"{form.get('seconds', 0):g} s"
-        case "receive":
-            return str(form["topic"])
-        case "send":
-            return str(form["child"])
-        case _:
-            return ", ".join(map(str, form.get("children", ())))
+def _children(form: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, form["children"]))
+
+
+ABOUT: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "sleep": lambda form: f"until {form['until']}" if form.get("until") else f"{form.get('seconds', 0):g} s",
+    "receive": lambda form: str(form["topic"]),
+    "wait": _children,
+    "send": lambda form: str(form["child"]),
+    "cancel": _children,
+}
+"""The name that is shown of an effect whose record has no member for it."""
 
 
 def _retry(attempt: Mapping[str, object]) -> str:

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 import attrs
 from attrs import field, frozen
 
+from stepengine.data.effects import KINDS
 from stepengine.data.outcomes import Failure
 from stepengine.errors import DefinitionError, ToolError, UndoRefused, UnknownOutcome
 from stepengine.journal.divergence import effect_label
@@ -293,7 +294,7 @@ def _results(history: History, keeps: Callable[[Address], bool]) -> Iterator[Res
 def _acts(history: History, keeps: Callable[[Address], bool]) -> Iterator[tuple[Intent, Result | None]]:
     """Give the calls with their results; what the body of a tool did is in its own."""
     for address, intent in history.intents.items():
-        if intent.type in ("tool_call", "perform") and not intent.begins_run and not keeps(address):
+        if KINDS[intent.type].changes_world and not intent.begins_run and not keeps(address):
             yield intent, history.results.get(address)
 
 

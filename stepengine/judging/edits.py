@@ -35,6 +35,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.codec import plain, to_json
+from stepengine.data.effects import KINDS
 from stepengine.data.messages import JsonPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure
@@ -565,14 +566,15 @@ def _calls(value: object) -> bool:
     return bool(getattr(value, "tool_calls", ()))
 
 
-KINDS = {"model_call": "reply", "tool_call": "result", "perform": "result", "ask": "answer"}
-
-
 def _editable(moment: Moment, debugger: Debugger) -> dict[str, Any]:
     """Return what of this place a fork may change: its kind, and the value in a form that a fork takes back; ``None`` for neither."""
     address = debugger.stepper.address_at(moment.position)
     intent = None if address is None else debugger.stepper.history.intents.get(address)
-    kind = None if intent is None or (intent.begins_run and intent.type == "tool_call") else KINDS.get(intent.type)
+    kind = (
+        None
+        if intent is None or (intent.begins_run and intent.type == "tool_call")
+        else KINDS[intent.type].replaced_by or None
+    )
     if kind is None or moment.outcome is None:
         return {"kind": None, "value": None}
     value = None if isinstance(moment.outcome, Failure) else _taken(moment.outcome.value)

@@ -32,6 +32,7 @@ from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import KINDS
 from stepengine.data.json import canonical
 from stepengine.data.limits import Limits
 from stepengine.data.messages import CUT_OFF, ToolResult
@@ -862,7 +863,7 @@ def _cut_off(history: History) -> str:
     """Return what a run or a child of it lost that is not a fault of theirs, such as a server of tools; ``""`` for nothing."""
     for address, intent in in_program_order(history):
         known = history.results.get(address)
-        if known is None or intent.type not in ("tool_call", "perform"):
+        if known is None or not KINDS[intent.type].changes_world:
             continue
         outcome = history.outcome(known)
         if isinstance(outcome, Failure):

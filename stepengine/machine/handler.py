@@ -1,7 +1,7 @@
 """
 The conversation with the author's handler: advance it, carry out what it yields, send or throw what came of it.
 
-What may be yielded, what it costs and what it leads to stands in ``protocol.YIELDS``. The handler runs before the first model
+``YIELDS`` in ``data/yields.py`` holds the yieldables, their costs and their effects. The handler runs before the first model
 call and again after each step that it asked for. Only returning, or yielding ``end_turn``, ends the
 run.
 """

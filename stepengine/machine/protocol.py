@@ -1,8 +1,9 @@
 """
-The protocol of a run as tables: what may be yielded, what that asks the world for, what comes back, and what comes next.
+The protocol of a run as tables: what a called tool becomes, which phase an effect enters, and what comes next.
 
-``YIELDS`` has a row for everything that a handler may yield, ``CALLS`` one for each way in which a called tool runs,
-``EFFECTS`` one for everything that the machine hands out, and ``ORDER`` says in which state of a run which of these may stand
+``YIELDS`` in ``data/yields.py`` has a row for everything that a handler may yield, ``EFFECTS`` in ``data/effects.py`` one for everything
+that the machine hands out. Here, ``CALLS`` has a row for each way in which a called tool runs, ``PHASES`` for each effect the phase that
+a run enters with it, and ``ORDER`` says in which state of a run which of these may stand
 and which state follows. The handler's loop and the hooks take from them what they accept and what it costs, the run's state
 takes the phases; tests walk all of them and check every run against ``ORDER``; ``docs/step-order.md`` is made from them.
 
@@ -14,10 +15,9 @@ is answered with a ``Stop`` leads to ``"stopped"``, whatever the state. ``ANYWHE
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from types import MappingProxyType, NoneType
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from stepengine.data import yields as y
 from stepengine.data.effects import (
     AskPerson,
     AwaitMessage,
@@ -36,19 +36,16 @@ from stepengine.data.effects import (
     TellRun,
 )
 from stepengine.data.events import PhaseChanged
-from stepengine.data.messages import ToolResult
-from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Gathered, Outcome
-from stepengine.data.state import ChildResult, RunPhase
+from stepengine.data.outcomes import Outcome
+from stepengine.data.state import RunPhase
 from stepengine.data.tools import How
-from stepengine.data.waiting import Awaited, ChildRef, Received
+from stepengine.data.yields import YIELDS, YieldRow
 
 __all__ = (
     "ANYWHERE",
     "BODY",
     "CALLING",
     "CALLS",
-    "EFFECTS",
     "EXECUTING",
     "FIRST",
     "LAST",
@@ -57,12 +54,9 @@ __all__ = (
     "REFUSALS",
     "SILENT",
     "STOPPED",
-    "YIELDS",
     "By",
     "CallRow",
-    "EffectRow",
     "Flow",
-    "YieldRow",
     "advance",
     "names_of_yieldables",
     "rows_for",
@@ -80,224 +74,6 @@ REFUSALS = ("depth", "children", "questions")
 
 
 # --- what may be yielded ----------------------------------------------------------------------------------------------
-
-
-class YieldRow(NamedTuple):
-    """
-    What one yieldable means.
-
-    Attributes:
-        name: As authors write it.
-        kind: Its class.
-        asks: What it asks for.
-        effects: Tokens of the effects that it leads to by itself, in order; what the called tool or the model adds to them
-            stands in ``CALLS`` and in ``ORDER``.
-        sent: The field of the ``StepResult`` in which the handler finds what came of it.
-        gives: What that is.
-        state: The state of ``ORDER`` in which those effects are handed out.
-        actions: How many programmatic actions it counts for; ``None`` when that depends on what it holds.
-        is_member: Whether it may stand in ``Parallel``.
-        for_hooks: Whether hooks may yield it, too.
-        for_tools: Whether the body of a tool may yield it, too: what needs no conversation.
-    """
-
-    name: str
-    kind: type
-    asks: str
-    sent: str
-    gives: str
-    effects: tuple[str, ...] = ()
-    state: str = "handler"
-    actions: int | None = 1
-    is_member: bool = False
-    for_hooks: bool = False
-    for_tools: bool = False
-
-
-YIELDS: tuple[YieldRow, ...] = (
-    YieldRow(
-        name="ToolCall",
-        kind=y.ToolCall,
-        asks="one call of a tool",
-        effects=("CallTool:handler",),
-        sent="tool_results",
-        gives="the result of the call",
-        is_member=True,
-        for_hooks=True,
-        for_tools=True,
-    ),
-    YieldRow(
-        name="AgentCall",
-        kind=y.AgentCall,
-        asks="a child run",
-        effects=("Spawn",),
-        sent="value",
-        gives="the child's result",
-        is_member=True,
-        for_tools=True,
-    ),
-    YieldRow(
-        name="STEP",
-        kind=y.Sentinel,
-        asks="one model call and the calls of its reply",
-        effects=("CallModel:step",),
-        sent="steps_complete",
-        gives="whether the turn is complete",
-        state="pre_step",
-        actions=0,
-    ),
-    YieldRow(
-        name="STEP_ALL",
-        kind=y.Sentinel,
-        asks="steps until the turn is complete",
-        effects=("CallModel:step",),
-        sent="steps_complete",
-        gives="whether the turn is complete",
-        state="pre_step",
-        actions=0,
-    ),
-    YieldRow(
-        name="StepWith",
-        kind=y.StepWith,
-        asks="one step with another model, tools or settings",
-        effects=("CallModel:step",),
-        sent="steps_complete",
-        gives="whether the turn is complete",
-        state="pre_step",
-        actions=0,
-    ),
-    YieldRow(
-        name="StepText",
-        kind=y.StepText,
-        asks="text as if the model had said it, and the calls in it",
-        effects=("CallTool:model",),
-        sent="tool_results",
-        gives="the results of its blocks",
-        actions=None,
-    ),
-    YieldRow(
-        name="GenerateN",
-        kind=y.GenerateN,
-        asks="several replies to the present history",
-        effects=("Gather",),
-        sent="n_responses",
-        gives="what they say",
-    ),
-    YieldRow(
-        name="Complete",
-        kind=y.Complete,
-        asks="one model call beside the conversation",
-        effects=("CallModel:complete",),
-        sent="value",
-        gives="the reply",
-        for_hooks=True,
-        for_tools=True,
-    ),
-    YieldRow(
-        name="Parallel",
-        kind=y.Parallel,
-        asks="its members at once",
-        effects=("Gather",),
-        sent="value",
-        gives="what came of each, in order",
-        for_tools=True,
-    ),
-    YieldRow(
-        name="Race",
-        kind=y.Race,
-        asks="its members at once, until the first has ended",
-        effects=("Gather",),
-        sent="value",
-        gives="the number of the first, and what came of it",
-        is_member=True,
-        for_hooks=True,
-        for_tools=True,
-    ),
-    YieldRow(
-        name="Perform",
-        kind=y.Perform,
-        asks="one call of a function of the author's",
-        effects=("CallFunction",),
-        sent="value",
-        gives="what the function returned, as JSON",
-        is_member=True,
-        for_hooks=True,
-        for_tools=True,
-    ),
-    YieldRow(
-        name="Ask",
-        kind=y.Ask,
-        asks="the answer of a person",
-        effects=("AskPerson:question",),
-        sent="value",
-        gives="the answer",
-        is_member=True,
-        for_tools=True,
-    ),
-    YieldRow(
-        name="Sleep",
-        kind=y.Sleep,
-        asks="a time to come",
-        effects=("AwaitTime",),
-        sent="value",
-        gives="when it woke",
-        is_member=True,
-        for_hooks=True,
-        for_tools=True,
-    ),
-    YieldRow(
-        name="Receive",
-        kind=y.Receive,
-        asks="the next message on a topic",
-        effects=("AwaitMessage",),
-        sent="value",
-        gives="what the message says",
-        is_member=True,
-        for_hooks=True,
-        for_tools=True,
-    ),
-    YieldRow(
-        name="Start",
-        kind=y.Start,
-        asks="children in the background",
-        effects=("Gather",),
-        sent="value",
-        gives="a reference to each",
-        for_tools=True,
-    ),
-    YieldRow(
-        name="Wait",
-        kind=y.Wait,
-        asks="children in the background to end",
-        effects=("AwaitRuns",),
-        sent="value",
-        gives="those that have ended, and those that have not",
-        is_member=True,
-        for_hooks=True,
-        for_tools=True,
-    ),
-    YieldRow(
-        name="Tell",
-        kind=y.Tell,
-        asks="a child in the background to be told something",
-        effects=("TellRun",),
-        sent="value",
-        gives="whether it is still at work",
-        for_hooks=True,
-        for_tools=True,
-    ),
-    YieldRow(
-        name="Cancel",
-        kind=y.Cancel,
-        asks="a child in the background to be ended",
-        effects=("EndRuns",),
-        sent="value",
-        gives="how it ended",
-        for_hooks=True,
-        for_tools=True,
-    ),
-)
-"""Everything that a handler may yield."""
 
 
 By: TypeAlias = Literal["handler", "hook", "tool"]
@@ -364,69 +140,22 @@ def _asking(effect: AskPerson) -> Phase:
     return phase, effect.questions[0].tool_name or ""
 
 
-class EffectRow(NamedTuple):
-    """
-    One effect.
-
-    Attributes:
-        kind: Its class.
-        asks: What the world is asked for.
-        outcome: What its ``Value`` may hold; for ``Gather`` and ``Notify``, what is sent in its place.
-        phase: The phase that a run enters with it, and its detail.
-    """
-
-    kind: type
-    asks: str
-    outcome: type | tuple[type, ...]
-    phase: Callable[[Any], Phase] = lambda _: None
-
-
 # Looked up once, since they are asked for at each effect of a run that is watched.
 CALLING, EXECUTING = (RunPhase.CALLING_MODEL, ""), RunPhase.EXECUTING_TOOL
-EFFECTS: tuple[EffectRow, ...] = (
-    EffectRow(kind=CallModel, asks="a model", outcome=ModelReply, phase=lambda _: CALLING),
-    EffectRow(
-        kind=CallTool,
-        asks="the body of a tool",
-        outcome=ToolResult,
-        phase=lambda effect: (EXECUTING, effect.tool_name),
-    ),
-    EffectRow(
-        kind=CallBody,
-        asks="the body of a tool that yields, which is a run of its own",
-        outcome=ToolResult,
-        phase=lambda effect: (EXECUTING, effect.tool_name),
-    ),
-    EffectRow(
-        kind=Spawn,
-        asks="a child run",
-        outcome=(ChildResult, ChildRef),
-        phase=lambda effect: (RunPhase.AWAITING_AGENT, effect.agent_id),
-    ),
-    EffectRow(kind=CallFunction, asks="a function of the author's", outcome=object),
-    EffectRow(kind=AskPerson, asks="a person", outcome=tuple, phase=_asking),
-    EffectRow(kind=AwaitTime, asks="a clock", outcome=NoneType, phase=lambda _: (RunPhase.AWAITING_TIME, "")),
-    EffectRow(
-        kind=AwaitMessage,
-        asks="whoever sends messages",
-        outcome=(Received, NoneType),
-        phase=lambda effect: (RunPhase.AWAITING_MESSAGE, effect.topic),
-    ),
-    EffectRow(
-        kind=AwaitRuns,
-        asks="children in the background",
-        outcome=Awaited,
-        phase=lambda _: (RunPhase.AWAITING_AGENT, ""),
-    ),
-    EffectRow(kind=TellRun, asks="a child in the background to listen", outcome=bool),
-    EffectRow(kind=EndRuns, asks="children in the background to end", outcome=Awaited),
-    EffectRow(kind=Gather, asks="several of these at once", outcome=Gathered),
-    EffectRow(kind=Compute, asks="another thread, for the body of a tool; nothing is recorded of it", outcome=object),
-    EffectRow(kind=Notify, asks="nobody; whoever watches is shown an event", outcome=NoneType),
+PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType(
+    {
+        CallModel: lambda _: CALLING,
+        CallTool: lambda effect: (EXECUTING, effect.tool_name),
+        CallBody: lambda effect: (EXECUTING, effect.tool_name),
+        Spawn: lambda effect: (RunPhase.AWAITING_AGENT, effect.agent_id),
+        AskPerson: _asking,
+        AwaitTime: lambda _: (RunPhase.AWAITING_TIME, ""),
+        AwaitMessage: lambda effect: (RunPhase.AWAITING_MESSAGE, effect.topic),
+        AwaitRuns: lambda _: (RunPhase.AWAITING_AGENT, ""),
+        **dict.fromkeys((CallFunction, TellRun, EndRuns, Gather, Compute, Notify), lambda _: None),
+    }
 )
-"""Everything that the machine hands out. A numbered effect may be answered with a ``Failure`` or a ``Stop`` as well."""
-
-PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType({row.kind: row.phase for row in EFFECTS})
+"""The phase that a run enters with an effect, and its detail; ``None`` for an effect that changes no phase."""
 
 
 # --- the order --------------------------------------------------------------------------------------------------------

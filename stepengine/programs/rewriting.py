@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from attrs import frozen
 
+from stepengine.data.yields import YIELDS
 from stepengine.errors import DefinitionError
 from stepengine.programs.checking import NO_STUBS, ProgramProblem, parsed, problems
 from stepengine.programs.sandbox import MODULES
@@ -36,40 +37,24 @@ KNOWN: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "stepengine": frozenset(
             [
-                "STEP",
-                "STEP_ALL",
-                "AgentCall",
+                *[row.name for row in YIELDS if row.for_sandbox],
                 "AgentDefinition",
                 "AgentState",
-                "Ask",
                 "AssistantMessage",
-                "Cancel",
                 "ChildRef",
                 "ChildResult",
-                "Complete",
-                "GenerateN",
                 "Limits",
                 "Message",
                 "ModelSettings",
-                "Parallel",
-                "Race",
-                "Receive",
-                "Sleep",
-                "Start",
                 "StepContext",
                 "StepResult",
-                "StepText",
-                "StepWith",
                 "Steps",
-                "Tell",
                 "Thinking",
-                "ToolCall",
                 "ToolCallPart",
                 "ToolMessage",
                 "ToolResult",
                 "Transcript",
                 "UserMessage",
-                "Wait",
                 "Waited",
                 "Yieldable",
                 "best_of",

@@ -1052,6 +1052,9 @@ class _Form:
         raise TypeError(msg)
 
 
+SENTINEL = "_se_Sentinel"
+
+
 class _YieldReading:
     """Reads what a handler yields; whatever is wrong with it is a ``BadYield``."""
 
@@ -1067,7 +1070,7 @@ class _YieldReading:
         name, has = form["object"], form["has"]
         make = getattr(self, f"_of_{name.lower().strip('_')}") if name in MADE else None
         if make is None:
-            msg = f"an object of the class {name!r} cannot be yielded; a handler yields {list_names(sorted(MADE - {'_se_Sentinel'}), name)}, STEP or STEP_ALL"
+            msg = f"an object of the class {name!r} cannot be yielded; a handler yields {list_names(sorted(MADE - {SENTINEL}), name)}, STEP or STEP_ALL"
             raise BadYield(msg)
         try:
             return make(has)
@@ -1204,24 +1207,5 @@ def _message_input(message: Any) -> Any:
     return {name: value for name, value in message.items() if name != "stepengine"}
 
 
-MADE = frozenset(
-    [
-        "_se_Sentinel",
-        "ToolCall",
-        "AgentCall",
-        "Ask",
-        "Parallel",
-        "Race",
-        "Sleep",
-        "Receive",
-        "Start",
-        "Wait",
-        "Tell",
-        "Cancel",
-        "StepWith",
-        "StepText",
-        "GenerateN",
-        "Complete",
-    ]
-)
+MADE = frozenset([SENTINEL, *[row.name for row in y.YIELDS if row.for_sandbox and row.kind is not y.Sentinel]])
 """The classes of the sandbox that stand for what a handler may yield."""

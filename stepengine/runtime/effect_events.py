@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 from stepengine.data.effects import (
+    EFFECTS,
     AskPerson,
     AwaitMessage,
     AwaitRuns,
@@ -219,7 +220,7 @@ def _wait_finished(item: Item, outcome: Single, at: At) -> list[Event]:
     return [WaitFinished(**at, kind=WAITED[type(item.effect)], is_over=isinstance(outcome, Value))]
 
 
-WAITED: Mapping[type[Leaf], WaitsFor] = {AwaitTime: "time", AwaitMessage: "message", AwaitRuns: "child"}
+WAITED: Mapping[type[Any], WaitsFor] = {row.cls: row.waits_for for row in EFFECTS if row.waits_for}
 FINISHED: Mapping[type[Leaf], Callable[[Item, Single, At], list[Event]]] = {
     CallFunction: _function_finished,
     AskPerson: _answer_events,

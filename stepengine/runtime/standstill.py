@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepengine.data.effects import RUNS, AskPerson, AwaitMessage, AwaitRuns, AwaitTime, Spawn
+from stepengine.data.effects import RUNS, AskPerson, AwaitMessage, AwaitRuns, AwaitTime, Leaf, Spawn
 from stepengine.data.waiting import Waits
 from stepengine.errors import AgentError
 from stepengine.runtime.performer import Item, child_path
@@ -30,18 +30,24 @@ __all__ = ("Standstill", "waits_of")
 def waits_of(item: Item) -> tuple[Waits, ...]:
     """Return what an effect waits for; nothing for one that does something by itself."""
     effect = item.effect
-    at: dict[str, Any] = {"path": item.path, "seq": effect.seq}
-    match effect:
-        case AskPerson():
-            return tuple([Waits(**at, kind="question", question=question) for question in effect.questions])
-        case AwaitTime():
-            return (Waits(**at, kind="time", wakes_at=_date(item, effect.wakes)),)
-        case AwaitMessage():
-            return (Waits(**at, kind="message", topic=effect.topic, wakes_at=_date(item, effect.wakes)),)
-        case AwaitRuns():
-            return (Waits(**at, kind="child", children=effect.children, wakes_at=_date(item, effect.wakes)),)
-        case _:
-            return ()
+    if isinstance(effect, AskPerson):
+        return tuple(
+            [Waits(path=item.path, seq=effect.seq, kind="question", question=question) for question in effect.questions]
+        )
+    about = WAITED_FOR.get(type(effect))
+    return () if about is None else (about(item, effect, {"path": item.path, "seq": effect.seq}),)
+
+
+WAITED_FOR: Mapping[type[Leaf], Callable[[Item, Any, dict[str, Any]], Waits]] = {
+    AwaitTime: lambda item, effect, at: Waits(**at, kind="time", wakes_at=_date(item, effect.wakes)),
+    AwaitMessage: lambda item, effect, at: Waits(
+        **at, kind="message", topic=effect.topic, wakes_at=_date(item, effect.wakes)
+    ),
+    AwaitRuns: lambda item, effect, at: Waits(
+        **at, kind="child", children=effect.children, wakes_at=_date(item, effect.wakes)
+    ),
+}
+"""What each effect that only waits waits for."""
 
 
 def _date(item: Item, at: int | None) -> datetime | None:

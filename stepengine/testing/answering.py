@@ -16,6 +16,7 @@ from stepengine.data.questions import Question, answered
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.waiting import ChildRef, Waited
 from stepengine.data.yields import (
+    YIELDS,
     AgentCall,
     Ask,
     Cancel,
@@ -147,8 +148,8 @@ def _as_performed(asked: Perform[Any], error: Exception) -> PerformError:
 
 def _member(asked: Any, answer: Any, place: HandlerPlace) -> Any:
     """Return the value that *answer* stands for, as it is alone and among others."""
-    if answer is NOTHING and type(asked) not in FINE_WITH_NOTHING:
-        raise _misfit(asked, answer, FINE.get(type(asked), "a value"))
+    if answer is NOTHING and type(asked) not in MAY_BE_EMPTY:
+        raise _misfit(asked, answer, FORMS.get(type(asked), "a value"))
     return VALUES[type(asked)](asked, answer, place)
 
 
@@ -228,7 +229,7 @@ def _by_ref(asked: Wait[Any], answer: Any) -> Mapping[ChildRef[Any], Any]:
         return answer
     answers = [answer] if len(asked.refs) == 1 else answer
     if not isinstance(answers, list | tuple) or len(answers) != len(asked.refs):
-        raise _misfit(asked, answer, FINE[Wait])
+        raise _misfit(asked, answer, FORMS[Wait])
     return dict(zip(asked.refs, answers, strict=True))
 
 
@@ -255,7 +256,7 @@ def _cancelled(asked: Cancel, answer: object, _: HandlerPlace) -> ChildResult[An
 def _raced(asked: Race[Any], answer: Any, place: HandlerPlace) -> tuple[int, Any]:
     is_pair = isinstance(answer, list | tuple) and len(answer) == 2  # noqa: PLR2004
     if not is_pair or type(answer[0]) is not int or not 0 <= answer[0] < len(asked.members):
-        raise _misfit(asked, answer, FINE[Race])
+        raise _misfit(asked, answer, FORMS[Race])
     return answer[0], _entry(asked.members[answer[0]], answer[1], place)
 
 
@@ -356,14 +357,5 @@ VALUES: Mapping[type, Callable[[Any, Any, HandlerPlace], Any]] = {
 }
 """The value of what has one; of a call of a tool, that of its place among others."""
 
-FINE_WITH_NOTHING = (Sleep, Start, Tell, Cancel, Wait)
-FINE: Mapping[type, str] = {
-    ToolCall: "a ToolResult, a text or a JSON value",
-    Complete: "a string or a ModelReply",
-    Receive: "a message, which is JSON, or None for its timeout",
-    Race: "a pair of the number of the first, from 0, and what came of it",
-    Wait: (
-        "how each of its children ended, in their order: an output, a ChildResult or an exception, of one child alone just that; a "
-        "dict of these by ChildRef, in the order in which they ended; or nothing where none has"
-    ),
-}
+MAY_BE_EMPTY = frozenset([row.kind for row in YIELDS if row.script_may_be_empty])
+FORMS: Mapping[type, str] = {row.kind: row.script for row in YIELDS}

@@ -8,7 +8,7 @@ nothing that the machine itself uses to keep its promises.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 from operator import attrgetter
@@ -21,6 +21,7 @@ from stepengine.data.effects import (
     AwaitMessage,
     AwaitRuns,
     AwaitTime,
+    CallBody,
     CallFunction,
     CallModel,
     CallTool,
@@ -529,33 +530,30 @@ def name_of(at: tuple[str, int]) -> str:
 
 def shown(effect: Leaf) -> str:
     """Return what *effect* asks for."""
-    if isinstance(effect, CallModel):
-        return f"model {effect.purpose}, {len(effect.request.messages)} messages"
-    if isinstance(effect, CallTool):
-        return _cut(f"tool {effect.tool_name} {effect.input!r} ({effect.source})")
-    if isinstance(effect, Spawn):
-        return _cut(f"agent {effect.agent_id} {effect.prompt!r}")
-    if isinstance(effect, CallFunction):
-        return _cut(f"perform {effect.call.name}{effect.call.args!r}")
-    if isinstance(effect, AskPerson):
-        return _cut(f"ask {', '.join([repr(q.text) for q in effect.questions])}")
-    return _cut(_shown_wait(effect))
+    return _cut(SHOWN[type(effect)](effect))
 
 
-def _shown_wait(effect: Leaf) -> str:
-    match effect:
-        case AwaitTime():
-            return f"sleep {effect.seconds:g} s" if effect.seconds is not None else f"sleep until {effect.until}"
-        case AwaitMessage():
-            return f"receive {effect.topic!r}"
-        case AwaitRuns():
-            return f"wait for {effect.need} of {', '.join(effect.children) or 'none'}"
-        case TellRun():
-            return f"tell {effect.child} {effect.value!r}"
-        case EndRuns():
-            return f"end {', '.join(effect.children)}"
-        case _:
-            return f"end of the agent {effect.agent_id}" if isinstance(effect, RunInBackground) else repr(effect)
+def _shown_call(effect: CallTool) -> str:
+    return f"tool {effect.tool_name} {effect.input!r} ({effect.source})"
+
+
+SHOWN: Mapping[type[Leaf], Callable[[Any], str]] = {
+    CallModel: lambda effect: f"model {effect.purpose}, {len(effect.request.messages)} messages",
+    CallTool: _shown_call,
+    CallBody: _shown_call,
+    Spawn: lambda effect: f"agent {effect.agent_id} {effect.prompt!r}",
+    CallFunction: lambda effect: f"perform {effect.call.name}{effect.call.args!r}",
+    AskPerson: lambda effect: f"ask {', '.join([repr(question.text) for question in effect.questions])}",
+    AwaitTime: lambda effect: (
+        f"sleep until {effect.until}" if effect.seconds is None else f"sleep {effect.seconds:g} s"
+    ),
+    AwaitMessage: lambda effect: f"receive {effect.topic!r}",
+    AwaitRuns: lambda effect: f"wait for {effect.need} of {', '.join(effect.children) or 'none'}",
+    TellRun: lambda effect: f"tell {effect.child} {effect.value!r}",
+    EndRuns: lambda effect: f"end {', '.join(effect.children)}",
+    RunInBackground: lambda effect: f"end of the agent {effect.agent_id}",
+}
+"""The request of each effect, in a line of the report."""
 
 
 def told(outcome: Single) -> str:

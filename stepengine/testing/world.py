@@ -666,10 +666,7 @@ class World:
             return given_up(item, now)
         made = next((o for kind in kinds if (o := faulty(kind, effect, now)) is not None), None)
         if made is None:
-            happens = BEHIND.get(type(effect)) or (
-                World._started_run if isinstance(effect, RUNS) else World._canned_outcome
-            )
-            made = happens(self, item)
+            made = HAPPENS[type(effect)](self, item)
         made = turned(kinds, effect, made)
         heard = self._letters.inbox(*at)
         if heard and not isinstance(made, Stop):
@@ -734,9 +731,6 @@ class World:
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def _started_run(self, item: Item) -> Single:
-        return self._spawn(item, item.effect) if isinstance(item.effect, Spawn) else self._call_body(item)
-
     def _call_body(self, item: Item) -> Single:
         """Run the body of a tool that yields."""
         effect = cast("CallBody", item.effect)
@@ -753,7 +747,8 @@ class World:
         runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
         return Value(finished.as_tool_result(runs), now, body=body)
 
-    def _spawn(self, item: Item, effect: Spawn) -> Single:
+    def _spawn(self, item: Item) -> Single:
+        effect = cast("Spawn", item.effect)
         path = child_path(item.path, effect.seq)
         try:
             plan, state = self._services.planner(item.plan, effect, path)
@@ -817,7 +812,10 @@ def _is_unknown(outcome: Single) -> bool:
     return isinstance(getattr(outcome, "error", None), UnknownOutcome)
 
 
-BEHIND: Mapping[type[Leaf], Callable[[World, Item], Single]] = {
+HAPPENS: Mapping[type[Leaf], Callable[[World, Item], Single]] = {
+    **dict.fromkeys((CallModel, CallTool, CallFunction, AskPerson), World._canned_outcome),  # noqa: SLF001
+    CallBody: World._call_body,  # noqa: SLF001
+    Spawn: World._spawn,  # noqa: SLF001
     AwaitTime: World._slept,  # noqa: SLF001 - it is the world's own table
     AwaitMessage: World._received,  # noqa: SLF001
     AwaitRuns: World._wait,  # noqa: SLF001

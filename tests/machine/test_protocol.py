@@ -9,21 +9,20 @@ import attrs
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import Compute, Effect, Gather, Leaf, Notify, RunInBackground
+from stepengine.data.effects import EFFECTS, Compute, Effect, Gather, Leaf, Notify, RunInBackground
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
 from stepengine.data.tools import Driving, How, Yielding
 from stepengine.data.waiting import ChildRef
+from stepengine.data.yields import YIELDS
 from stepengine.errors import BadYield
 from stepengine.machine import hooks as hooking
 from stepengine.machine.protocol import (
     CALLS,
-    EFFECTS,
     ORDER,
     PHASES,
-    YIELDS,
     names_of_yieldables,
     rows_for,
     token_of,
@@ -122,7 +121,7 @@ def test_every_member_of_the_closed_unions_has_its_row():
     assert yieldables == {row.kind for row in YIELDS} == set(y.YIELDABLES)
     assert {*y.Sentinel} == {EXAMPLES[name] for name, row in ROWS.items() if row.kind is y.Sentinel}
     # A child in the background is run by whoever carries its start out: no machine asks for that.
-    assert set(get_args(Effect)) - {RunInBackground} == {row.kind for row in EFFECTS} == set(PHASES)
+    assert set(get_args(Effect)) - {RunInBackground} == {row.cls for row in EFFECTS} - {RunInBackground} == set(PHASES)
     assert set(get_args(Leaf)) - {RunInBackground} | {Compute, Gather, Notify} == set(PHASES)
     assert set(get_args(How)) == set(CALLS)
     assert set(ROWS) == set(EXAMPLES)
@@ -211,7 +210,7 @@ def test_what_may_stand_in_parallel_and_in_hooks_is_what_the_table_says(row):
 
 
 def test_the_outcome_of_every_effect_holds_what_its_row_says():
-    holds = {row.kind: row.outcome for row in EFFECTS}
+    holds = {row.cls: row.outcome for row in EFFECTS}
     seen = set()
     examples = [*EXAMPLES.items(), *[("ToolCall", y.ToolCall(name, given)) for name, given in CALLED.values()]]
     for name, asked in examples:

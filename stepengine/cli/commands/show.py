@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 __all__ = ("ShownEffect", "effects_of", "show")
 
 
-NAMES = {"tool_call": "tool_name", "perform": "name", "agent_call": "agent_id"}
-
-
 def show(
     file: File = "",
     *,
@@ -132,6 +129,7 @@ class ShownEffect:
 
 def effects_of(history: History) -> Iterator[ShownEffect]:
     """Give every effect of a run and its children, in the order in which they began."""
+    from stepengine.data.effects import KINDS
     from stepengine.journal.records import ROOT, shown_address
 
     steps: dict[str, int] = {}
@@ -140,7 +138,7 @@ def effects_of(history: History) -> Iterator[ShownEffect]:
             continue
         kind = intent.type
         steps[intent.path] = steps.get(intent.path, 0) + (kind == "model_call")
-        name = history.model(intent) if kind == "model_call" else history.form(intent).get(NAMES.get(kind, ""), "")
+        name = history.model(intent) if kind == "model_call" else history.form(intent).get(KINDS[kind].name, "")
         what = f"{kind} {name}".rstrip()
         yield ShownEffect(shown_address(*address), steps[intent.path], kind, what, intent, history.results.get(address))
 

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, assert_never
 import attrs
 
 from stepengine.data.codec import bare, plain, restored
+from stepengine.data.effects import KINDS
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import (
     AssistantMessage,
@@ -50,7 +51,7 @@ from stepengine.data.visible import visible
 from stepengine.journal.history import History
 from stepengine.journal.programs import program_of
 from stepengine.journal.records import ROOT, Address, Input, Intent, Result, shown_address
-from stepengine.journal.show import WAITS, about_of, ended_of, run_id_of, status_of
+from stepengine.journal.show import ABOUT, ended_of, run_id_of, status_of
 from stepengine.redaction import redactor_for
 from stepengine.runtime.performer import child_path
 
@@ -66,16 +67,8 @@ NOT_RECORDED = (
     "HTTP bodies",
 )
 """What no journal holds, as the page lists it."""
-KINDS: Mapping[str, str] = {
-    "model_call": "model",
-    "tool_call": "tool",
-    "perform": "perform",
-    "ask": "ask",
-    "agent_call": "spawn",
-    **WAITS,
-}
 GIVEN: Mapping[str, tuple[str, ...]] = {"agent_call": ("prompt", "params"), "perform": ("args", "kwargs")}
-NAMES: Mapping[str, str] = {"tool_call": "tool_name", "perform": "name", "agent_call": "agent_id"}
+"""The members of a record that the page shows as the input of an effect, where it does not show all."""
 SAID: Mapping[type[Any], str] = {
     TextPart: "text",
     ToolReferencePart: "text",
@@ -375,8 +368,8 @@ class RunPayload:
         return visible(str(self.texts.clean(text)), strict=True)
 
     def _call(self, run: _OpenRun, intent: Intent, form: Mapping[str, Any]) -> Form:
-        kind = KINDS[form["type"]]
-        call: Form = {"kind": kind, "a": shown_address(intent.path, intent.seq), "began": run.last}
+        row, about = KINDS[form["type"]], ABOUT.get(form["type"])
+        call: Form = {"kind": row.verb, "a": shown_address(intent.path, intent.seq), "began": run.last}
         if form["type"] == "ask":
             questions = [restored(q) for q in form["questions"]]
             call["name"] = self._name(", ".join([q.id for q in questions]))
@@ -384,13 +377,9 @@ class RunPayload:
             call["input"] = self.texts.number(asked[0] if len(asked) == 1 else asked)
             if form["purpose"] != "question":
                 call["purpose"] = form["purpose"]
-        elif form["type"] in WAITS:
-            call["name"] = self._name(about_of(form))
-            call["input"] = self.texts.number({name: plain(value) for name, value in form.items() if name != "type"})
         else:
-            call["name"] = self._name(form[NAMES[form["type"]]])
-            of = GIVEN.get(form["type"])
-            call["input"] = self.texts.number(plain(form["input"]) if of is None else {m: plain(form[m]) for m in of})
+            call["name"] = self._name(form[row.name] if about is None else about(form))
+            call["input"] = self.texts.number(_given(form))
         if form.get("source") == "tool":
             call["by"] = "tool"
         if form.get("tool_call_id"):
@@ -583,6 +572,13 @@ class RunPayload:
     def told(self) -> Form:
         """Return the run, its agents, steps and series, all but the texts."""
         return {"run": self.run(), "agents": self.agents, "steps": self.rows, "series": self.series()}
+
+
+def _given(form: Mapping[str, Any]) -> Any:
+    """Return the input of an effect, from its record."""
+    if form["type"] == "tool_call":
+        return plain(form["input"])
+    return {name: plain(form[name]) for name in GIVEN.get(form["type"], form) if name != "type"}
 
 
 def _of_program(intent: Intent, form: Mapping[str, Any]) -> Form:

@@ -1,0 +1,260 @@
+"""
+Every table over effects or yieldables has all rows.
+
+The unions are ``EFFECTS`` in ``data/effects.py`` and ``YIELDS`` in ``data/yields.py``. A package that knows more of their members keeps that in
+a table of its own, which ``OF_EFFECTS`` or ``OF_YIELDS`` lists. For a new member, the first test names each table that lacks its row.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from attrs import frozen
+
+import stepengine
+from stepengine.data import effects, yields
+from stepengine.data.effects import EFFECTS, KINDS, EffectRow
+from stepengine.data.yields import YIELDS, YieldRow
+from stepengine.durable import steps as durable_steps
+from stepengine.engine import stepping
+from stepengine.journal import encoding, questions, records, show, watching
+from stepengine.machine import calls, protocol
+from stepengine.programs import prelude, rewriting, strangers
+from stepengine.runtime import effect_events, performing, standstill
+from stepengine.testing import answering, faults, invariants, world
+
+PACKAGE = Path(stepengine.__file__).parent
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *[page for page in (ROOT / "docs").glob("*.md") if page.name != "step-order.md"]]
+UNNUMBERED = ("Gather", "Compute", "Notify")
+CALLS_OF_TOOLS = ("CallTool", "CallBody")
+NOT_SHOWN = ("TellRun", "EndRuns", "RunInBackground")
+
+
+class Table(NamedTuple):
+    """
+    A table over one of the unions.
+
+    Attributes:
+        where: Module and name.
+        keys: Its keys: classes, or names.
+        needs: The key that it needs for a row; ``""`` for none.
+        without: The keys that the code around it handles in another way.
+    """
+
+    where: str
+    keys: Collection[Any]
+    needs: Callable[[Any], str]
+    without: Collection[str] = ()
+
+
+def class_of(row: EffectRow) -> str:
+    return row.cls.__name__
+
+
+def numbered(row: EffectRow) -> str:
+    return "" if row.cls.__name__ in UNNUMBERED else row.cls.__name__
+
+
+def kind_of(row: EffectRow) -> str:
+    return row.kind
+
+
+def name_in_sandbox(row: YieldRow) -> str:
+    return row.name * row.for_sandbox
+
+
+def class_yielded(row: YieldRow) -> str:
+    return row.kind.__name__
+
+
+OF_EFFECTS = (
+    Table("data/effects.py Effect", get_args(effects.Effect), class_of),
+    Table("data/effects.py Leaf", get_args(effects.Leaf), numbered),
+    Table("machine/protocol.py PHASES", protocol.PHASES, class_of, ["RunInBackground"]),
+    Table(
+        "machine/protocol.py ORDER",
+        {token.partition(":")[0] for state in protocol.ORDER.values() for token in state} | {*protocol.ANYWHERE},
+        class_of,
+        # A call of a tool that yields has the token of a call of a tool, and events have their own names.
+        ["CallBody", "Notify", "RunInBackground"],
+    ),
+    Table("runtime/performing.py _PERFORM", performing.Innermost._PERFORM, numbered),
+    Table(
+        "runtime/effect_events.py STARTED",
+        effect_events.STARTED,
+        numbered,
+        ["CallModel", *CALLS_OF_TOOLS, "AskPerson", *NOT_SHOWN],
+    ),
+    Table(
+        "runtime/effect_events.py FINISHED",
+        effect_events.FINISHED,
+        numbered,
+        ["CallModel", *CALLS_OF_TOOLS, *NOT_SHOWN],
+    ),
+    Table(
+        "runtime/standstill.py WAITED_FOR", standstill.WAITED_FOR, lambda row: class_of(row) if row.waits_for else ""
+    ),
+    Table("journal/encoding.py DESCRIBE", encoding.DESCRIBE, numbered, CALLS_OF_TOOLS),
+    Table("journal/records.py EFFECTS", records.EFFECTS, kind_of),
+    Table("journal/records.py MORE", records.MORE, kind_of, ["tool_call", "agent_call", "perform", "sleep", "receive"]),
+    Table("journal/watching.py EFFECTS", watching.EFFECTS, kind_of),
+    Table("journal/show.py ABOUT", show.ABOUT, lambda row: "" if row.name else row.kind, ["model_call", "ask"]),
+    Table("journal/questions.py REPLACE", questions.REPLACE, lambda row: row.kind if row.replaced_by else ""),
+    Table("durable/steps.py KINDS", durable_steps.KINDS, kind_of),
+    Table("engine/stepping.py SAID", stepping.SAID, numbered),
+    Table("testing/invariants.py SHOWN", invariants.SHOWN, numbered),
+    Table("testing/world.py HAPPENS", world.HAPPENS, numbered),
+    Table("testing/faults.py ANY", faults.ANY, numbered, NOT_SHOWN),
+)
+
+OF_YIELDS = (
+    Table("data/yields.py Yieldable", yields.YIELDABLES, class_yielded),
+    Table("data/yields.py MEMBERS", re.findall(r"\w+", yields.MEMBERS), lambda row: row.name * row.is_member),
+    Table("__init__.py __all__", stepengine.__all__, lambda row: row.name),
+    Table(
+        "machine/calls.py MEMBERS",
+        calls.MEMBERS,
+        class_yielded,
+        ["ToolCall", "AgentCall", "Sentinel", "StepWith", "StepText", "GenerateN", "Parallel", "Race"],
+    ),
+    Table("testing/answering.py STEPS or VALUES", {**answering.STEPS, **answering.VALUES}, class_yielded),
+    Table(
+        "programs/prelude.py PRELUDE", re.findall(r"^(?:class )?(\w+)", prelude.PRELUDE, re.MULTILINE), name_in_sandbox
+    ),
+    Table(
+        "programs/strangers.py _YieldReading",
+        [name[4:] for name in vars(strangers._YieldReading) if name.startswith("_of_")],
+        lambda row: name_in_sandbox(row).lower(),
+        ["step", "step_all"],
+    ),
+    Table("programs/rewriting.py NOT_HERE", rewriting.NOT_HERE, lambda row: "" if row.for_sandbox else row.name),
+    Table(
+        "README.md and docs/*.md, a table row",
+        [name for page in PAGES for name in re.findall(r"^\| `(\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)],
+        lambda row: row.name,
+    ),
+)
+
+
+def missing_rows(table: Table, rows: Sequence[Any]) -> Iterator[str]:
+    """Give a line for each row that *table* lacks, and for each exception that is none."""
+    keys = {key if isinstance(key, str) else key.__name__ for key in table.keys}
+    needed = {key: None for row in rows if (key := table.needs(row))}
+    for key in needed:
+        if key not in keys and key not in table.without:
+            yield f"{table.where} lacks {key!r}"
+    for key in table.without:
+        if key not in needed or key in keys:
+            yield f"{table.where}: {key!r} is no exception, since it {'has a row' if key in keys else 'needs none'}"
+
+
+def problems(of_effects: Sequence[EffectRow], of_yields: Sequence[YieldRow]) -> list[str]:
+    found = [line for table in OF_EFFECTS for line in missing_rows(table, of_effects)]
+    return found + [line for table in OF_YIELDS for line in missing_rows(table, of_yields)]
+
+
+OTHERS = {
+    "__init__.py _PLACES": "tests/engine/test_front_door.py reads each name of __all__ through it",
+    "durable/steps.py SLEEP, RECEIVE, AWAIT, START, TELL, CANCEL": "the names that KINDS refers to",
+    "machine/handler.py ANSWERS": "what it does not name becomes one effect, through MEMBERS of machine/calls.py",
+    "machine/handler.py SPAWNS": "only what starts a child has to be in it",
+    "machine/protocol.py OWN": "a part of ORDER",
+    "machine/protocol.py WAITING": "a part of ORDER",
+    "runtime/driver.py BARE": "a shorter way for the most frequent effects; the longer one serves for all",
+    "testing/faults.py FAULTS": "which effects a fault suits; ANY is the part that suits all",
+}
+"""Literals that are not in ``OF_EFFECTS`` or ``OF_YIELDS``, each with the reason."""
+A_TABLE = 3
+"""A literal with so many members of a union is a table."""
+NAMES = frozenset([*KINDS, *map(class_of, EFFECTS), *map(class_yielded, YIELDS), *[row.name for row in YIELDS]])
+
+
+def is_table(node: ast.AST) -> bool:
+    """Return whether *node* is a literal whose keys or elements name several effects or several yieldables."""
+    if not isinstance(node, ast.Dict | ast.Tuple | ast.List | ast.Set):
+        return False
+    found = set()
+    for key in node.keys if isinstance(node, ast.Dict) else node.elts:
+        match key:
+            case ast.Name(id=str(name)) | ast.Attribute(attr=str(name)) | ast.Constant(value=str(name)):
+                found.add(name)
+    return len(found & NAMES) >= A_TABLE
+
+
+def tables_in(text: str) -> Iterator[str]:
+    """Give the names of the tables of a module or of its classes."""
+    has_names = len({*re.findall(r"\w+", text)} & NAMES) >= A_TABLE
+    statements = [*ast.parse(text).body] if has_names else []
+    for statement in statements:
+        if isinstance(statement, ast.ClassDef):
+            statements += statement.body
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            name = ast.unparse(target).strip("()")
+            if name != "__all__" and any(map(is_table, ast.walk(statement))):
+                yield name
+
+
+@frozen
+class Planted:
+    """An effect, and a yieldable, that only their rows know."""
+
+    seq: int
+
+
+PLANTED = EffectRow(
+    Planted, asks="a plant", outcome=bool, kind="planted", verb="plant", waits_for="time", replaced_by="plant"
+)
+YIELDED = YieldRow(
+    "Planted", Planted, asks="a plant", sent="value", gives="nothing", effects=("Planted",), is_member=True
+)
+
+
+def test_no_table_lacks_a_row():
+    found = problems(EFFECTS, YIELDS)
+    assert not found, "\n".join(["", *found])
+
+
+def test_each_table_that_lacks_a_row_is_named():
+    """An effect and a yieldable that have nothing but their rows in ``data`` are missing in every table."""
+    planted = problems([*EFFECTS, PLANTED], [*YIELDS, YIELDED, YIELDED._replace(name="Unsafe", for_sandbox=False)])
+    found = {*planted} - {*problems(EFFECTS, YIELDS)}
+    assert {table.where for table in (*OF_EFFECTS, *OF_YIELDS)} == {line.partition(" lacks ")[0] for line in found}
+    assert {"journal/records.py EFFECTS lacks 'planted'", "machine/calls.py MEMBERS lacks 'Planted'"} <= found
+
+
+def test_a_row_that_a_table_loses_is_named():
+    table = Table("x.py SAID", [effects.CallModel, effects.CallTool], numbered)
+    assert ["x.py SAID lacks 'CallBody'"] == [*missing_rows(table, EFFECTS[:3])]
+
+
+def test_an_exception_that_is_none_any_more_is_named():
+    table = Table("x.py SAID", [effects.CallModel, effects.CallTool], numbered, ["CallBody", "CallTool", "Gone"])
+    assert [
+        "x.py SAID: 'CallTool' is no exception, since it has a row",
+        "x.py SAID: 'Gone' is no exception, since it needs none",
+    ] == [*missing_rows(table, EFFECTS[:3])]
+
+
+def test_every_table_is_registered():
+    """A new table is entered in ``OF_EFFECTS`` or ``OF_YIELDS`` (or, with a reason, in ``OTHERS``), so that it is checked for missing rows."""
+    registered = {
+        f"{file} {name}"
+        for table in (*OF_EFFECTS, *OF_YIELDS)
+        for file, _, names in [table.where.partition(" ")]
+        for name in names.split(" or ")
+    }
+    files = {file.relative_to(PACKAGE).as_posix(): file for file in PACKAGE.rglob("*.py")}
+    found = {f"{name} {table}" for name, file in files.items() for table in tables_in(file.read_text(encoding="utf-8"))}
+    assert set() == found - registered - {*OTHERS}
+    assert set() == {*OTHERS} - found
+
+
+def test_a_table_that_is_not_registered_is_found():
+    text = "class A:\n    B = {Spawn: 1, ef.CallTool: 2, y.CallBody: 3}\nC = frozenset(['sleep', 'wait', 'ask'])\nD = (Spawn, CallTool)\n"
+    assert ["C", "B"] == [*tables_in(text)]
