@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from stepengine.cli.recording import RecordedRun, entries
 from stepengine.cli.screen.render import counted, one_line
+from stepengine.data.quantities import format_age
 
 __all__ = ("Conversation", "age_of", "recorded_conversations")
 
@@ -58,10 +59,6 @@ def recorded_conversations(folder: str) -> list[Conversation]:
 def age_of(created: str) -> str:
     """Return how long ago a run was created, such as ``5m``; ``-`` where that is not known."""
     try:
-        seconds = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
+        return format_age(datetime.now(UTC) - datetime.fromisoformat(created))
     except (ValueError, TypeError):
         return "-"
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= length:
-            return f"{int(seconds // length)}{unit}"
-    return f"{max(0, int(seconds))}s"

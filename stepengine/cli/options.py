@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Container
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
 
@@ -13,8 +14,9 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.exits import Exit
-from stepengine.cli.settings import Settings, in_force
+from stepengine.cli.settings import Settings, UsageProblem, in_force
 from stepengine.data.definition import normalised_id
+from stepengine.data.quantities import parse_age
 
 __all__ = (
     "Agent",
@@ -33,6 +35,7 @@ __all__ = (
     "Quiet",
     "Repeat",
     "TrustAnswers",
+    "parse_age_option",
     "with_options",
 )
 
@@ -72,6 +75,20 @@ Config: TypeAlias = Annotated[
 ]
 Last: TypeAlias = Annotated[bool, typer.Option("--last", help="The newest run of this folder, in place of FILE.")]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+
+def parse_age_option(option: str, text: str) -> timedelta:
+    """
+    Return the value of an option that is an age, such as ``--older-than 30d``.
+
+    Raises:
+        UsageProblem: when *text* is not an age.
+    """
+    try:
+        return parse_age(text)
+    except ValueError as error:
+        msg = f"{option} {error}"
+        raise UsageProblem(msg) from None
 
 
 def _as_list(given: str | list[str] | None) -> list[str] | None:

@@ -69,6 +69,8 @@ READ_SECONDS = 45.0
 ANSWER_BYTES = 16 * 1024 * 1024
 EVENT_BYTES = 16 * 1024 * 1024
 """The longest event, and the longest answer: the whole result of a tool is one."""
+EVENT_ID = re.compile(r"[!-~]{0,1000}")
+"""An id that the header `Last-Event-ID` can hold, which is sent when the client reconnects."""
 FIRST_PAUSE, LAST_PAUSE = 0.1, 5.0
 TAKEN_SECONDS = 10.0
 """How long a run may still show a question that was answered."""
@@ -694,7 +696,9 @@ class _Server:
                     self.refuse(f"an event of more than {EVENT_BYTES:,} bytes")
                 for _, data in parser.feed(line):
                     waiting = 0
-                    yield text_of(parser.id, ENTRY_CHARS), self._event(data)
+                    if EVENT_ID.fullmatch(parser.id) is None:
+                        self.refuse("an event id that no header can hold")
+                    yield parser.id, self._event(data)
 
     def _event(self, data: bytes) -> Mapping[str, Any]:
         told: Any = None

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -23,14 +22,13 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import field, frozen
 
+from stepengine.data.quantities import parse_size
 from stepengine.errors import DefinitionError
 from stepengine.serving.problems import Problem
 
 __all__ = ("QuotaTable", "QuotaUse", "Quotas", "Usage", "json_size", "parse_quotas")
 
 MIB = 1024 * 1024
-UNITS = {"": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB}
-AMOUNT = re.compile(r"([0-9]{1,15}) ?([a-z]{0,3})")
 MINUTE = 60
 MAX_AGE_SECONDS = 10.0
 """How old a measurement may be: other servers of the same storage location change it, too."""
@@ -258,11 +256,19 @@ def parse_quotas(texts: Iterable[str]) -> Quotas:
     given: dict[str, int | None] = {}
     for text in texts:
         name, _, amount = text.partition("=")
-        found = AMOUNT.fullmatch(amount.strip().lower())
-        is_amount = found is not None and found[2] in (UNITS if "bytes" in name else ("",))
-        if name not in names or not (is_amount or amount == "none"):
+        try:
+            given[names[name]] = _parse_amount(amount.strip().lower(), is_size="bytes" in name)
+        except (KeyError, ValueError):
             examples = ", ".join(f"{one}={'2GiB' if 'bytes' in one else '100'}" for one in names)
             msg = f"{text!r} is not a quota. Write one of these, with a number or `none`: {examples}"
-            raise DefinitionError(msg)
-        given[names[name]] = None if found is None or amount == "none" else int(found[1]) * UNITS[found[2]]
+            raise DefinitionError(msg) from None
     return Quotas(**given)
+
+
+def _parse_amount(text: str, *, is_size: bool) -> int | None:
+    if text == "none":
+        return None
+    if not is_size and not text.isdecimal():
+        msg = f"{text!r} is not a number"
+        raise ValueError(msg)
+    return parse_size(text)

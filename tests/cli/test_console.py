@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import termios
+import time
 import tty
 import unicodedata
 from collections.abc import Iterator
@@ -42,7 +43,9 @@ from stepengine.cli.screen.console import (
     TypedLines,
     _choice,
     _prompt,
+    _split_blocks,
     console_on,
+    show_markdown,
 )
 from stepengine.data import events as ev
 from stepengine.data.questions import Question
@@ -838,6 +841,10 @@ def test_the_library_works_without_any_of_it() -> None:
 
 # --- what stands above the line that is typed -------------------------------------------------------------------------
 
+MARKDOWN_LINES = [
+    "para", "- item", "  more", "1. one", "```", "```py", "````", "~~~", "# head", "", "    indented", "> quote", "| a | b |", "|---|---|",
+    "---", "===", "[a]: http://x.test", "<div>", "a\rb", "a\r", "a\u2028b", "\0",
+]  # fmt: skip
 FOREIGN = "\x1b[2J\x9b\u202e\x1b]8;;http://evil.test\x07[red]x[/red]"
 
 
@@ -880,6 +887,54 @@ def without_seconds(screen: Screen) -> list[str]:
 
 
 @pytest.mark.spec("interfaces:IF68")
+@pytest.mark.spec("interfaces:IF69")
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Write:\n\n````md\n```py\nx = 1\n\ny = 2\n```\n\nrest\n````\n\nDone\n",
+        "```py\nprint(1)\n```sh\n\nprint(2)\n```\n\nDone\n",
+        "1. one\n\n   still one\n\n2. two\n\nDone\n",
+        "- a\u2028b\n\n- c\x0bd\n\n  more\r\n\r\nDone\n",
+    ],
+    ids=["fence in a longer fence", "opening fence in a fence", "list with paragraphs", "characters that end no line"],
+)
+@pytest.mark.parametrize("size", [1, 7, 1_000])
+def test_markdown_is_split_into_blocks_as_commonmark_has_them(reply: str, size: int) -> None:
+    screen, file = screen_on()
+    for start in range(0, len(reply), size):
+        screen.on_event(ev.TextDelta(text=reply[start : start + size]))
+    screen.close_line()
+    whole = io.StringIO()
+    show_markdown(Console(file=whole, force_terminal=True, width=80, highlight=False, color_system="standard"), reply)
+
+    assert lines_of(whole) == lines_of(file)
+
+
+def lines_of(file: io.StringIO) -> list[str]:
+    return [line.rstrip() for line in bare(file.getvalue()).split("\n") if line.strip()]
+
+
+@given(st.lists(st.sampled_from(MARKDOWN_LINES), max_size=12).map("\n".join), st.integers(1, 9))
+def test_markdown_in_pieces_loses_nothing_and_each_block_ends_with_a_line(markdown: str, size: int) -> None:
+    blocks, held = list[str](), ""
+    for start in range(0, len(markdown), size):
+        *done, held = _split_blocks(held + markdown[start : start + size])
+        blocks += done
+
+    assert markdown == "".join([*blocks, held])
+    assert all(block.endswith("\n") for block in blocks)
+
+
+@pytest.mark.parametrize("piece", ["[", "*a ", "> ", "`", "- a\n", "a\n\n", "|a|b|\n|-|-|\n", "```\n", "\r"])
+def test_no_markdown_takes_long_to_split(piece: str) -> None:
+    begun = time.process_time()
+    held = ""
+    for _ in range(100):
+        *_, held = _split_blocks(held + (piece * 200)[:200] + "\n")
+
+    assert 2 > time.process_time() - begun
+
+
 @pytest.mark.parametrize("markdown", [True, False])
 def test_a_line_of_ours_waits_until_the_text_that_streams_has_ended(markdown: bool) -> None:
     out = io.StringIO()

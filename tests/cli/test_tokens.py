@@ -69,8 +69,8 @@ def test_a_token_that_was_removed_lets_nobody_in(file: Path) -> None:
     [
         (["add", "ci", "--scopes", "root"], "read, run, answer, debug, metrics and 1 more would be fine"),
         (["add", "ci", "--scopes", ""], "is no scope"),
-        (["add", "ci", "--expires", "soon"], "12h, 30d and 8w would be fine"),
-        (["add", "ci", "--expires", "0d"], "12h, 30d and 8w would be fine"),
+        (["add", "ci", "--expires", "soon"], "30d, 12h, 90m and 2w are valid"),
+        (["add", "ci", "--expires", "0d"], "30d, 12h, 90m and 2w are valid"),
         (["add", "../ci"], "letters, digits"),
         (["list"], "tokens add` makes it"),
         (["remove", "ci"], "tokens add` makes it"),

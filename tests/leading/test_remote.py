@@ -479,6 +479,23 @@ async def test_a_server_that_is_none_of_ours_fails_the_call_with_an_error_that_s
     assert ("protocol", True) == (error.kind, words in error.message), error.message
 
 
+@pytest.mark.parametrize("event_id", ["\u00e9", "a\0b", "a\x0bb", "a ", "\u2028", "x" * 1_001])
+@pytest.mark.spec("interfaces:IF164")
+async def test_an_event_id_that_no_request_header_can_hold_fails_the_call(event_id: str) -> None:
+    events = stream(f'id: {event_id}\ndata: {{"type": "step_started"}}\n\n'.encode())
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        (events if request.path.endswith("/events") else viewed(status="running"))(request)
+
+    odd = Odd(after_start(answer))
+    try:
+        error = await refused(RemoteAgent("other", url=odd.url, token="t" * 20, away_seconds=2))
+    finally:
+        odd.stop()
+
+    assert ("protocol", True) == (error.kind, "an event id that no header can hold" in error.message), error.message
+
+
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 @pytest.mark.spec("interfaces:IF164")
 async def test_a_redirect_is_not_followed_and_the_token_goes_nowhere_else(status: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -20,7 +19,7 @@ import attrs
 import typer
 
 from stepengine.cli.exits import Exit, complain, exit_code
-from stepengine.cli.options import Json
+from stepengine.cli.options import Json, parse_age_option
 from stepengine.cli.screen.render import dumps, json_of, message_of, one_line, print_output, say, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
@@ -51,8 +50,6 @@ __all__ = (
 )
 
 VARIABLE = "STEPENGINE_DB"
-AGE = re.compile(r"(\d{1,9})(s|m|h|d|w)")
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 Db: TypeAlias = Annotated[
     str,
     typer.Option(
@@ -628,15 +625,12 @@ def collect(
     Examples:
       stepengine gc --older-than 30d --dry-run
     """
-    found = AGE.fullmatch(older_than)
-    if found is None:
-        msg = f"--older-than {older_than!r} is not an age; 30d, 12h, 90m and 2w would be fine"
-        raise UsageProblem(msg)
+    age = parse_age_option("--older-than", older_than)
 
     async def deleted(operator: Operator) -> Exit:
         from stepengine.durable import Upkeep
 
-        roots = await Upkeep(operator).collect(int(found[1]) * SECONDS[found[2]], dry_run=dry_run)
+        roots = await Upkeep(operator).collect(age.total_seconds(), dry_run=dry_run)
         if dry_run:
             print("\n".join(roots))
         say(f"{len(roots)} runs {'would be' if dry_run else 'were'} deleted, with what was below them")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from stepengine.cli.exits import Exit, complain
+from stepengine.cli.options import parse_age_option
 from stepengine.cli.screen.render import dumps, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
@@ -18,8 +18,6 @@ from stepengine.serving.access import SCOPES, KnownToken, Tokens
 
 __all__ = ("add", "listed", "remove")
 
-AGE = re.compile(r"(\d{1,4})(h|d|w)")
-UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 File: TypeAlias = Annotated[Path, typer.Option("--file", help="The server's file of tokens.", metavar="FILE")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="What the token is listed and removed by.")]
 
@@ -32,7 +30,7 @@ def add(
         str, typer.Option(help=f"What it allows, of {', '.join(SCOPES)}; several with commas.", metavar="SCOPES")
     ] = "read,run,answer",
     expires: Annotated[
-        str, typer.Option(help="How long it is good: 12h, 30d, 8w; without it, until it is removed.", metavar="TIME")
+        str, typer.Option(help="How long it is good: 12h, 30d, 8w; without it, until it is removed.", metavar="AGE")
     ] = "",
     owner: Annotated[
         str, typer.Option(help="Whose runs these are; default: NAME. Tokens of one owner see the same.", metavar="NAME")
@@ -129,11 +127,11 @@ def _there(file: Path) -> Tokens:
 def _until(expires: str) -> datetime | None:
     if not expires:
         return None
-    found = AGE.fullmatch(expires)
-    if found is None or not int(found[1]):
-        msg = f"--expires {expires!r} is not a time from now on; 12h, 30d and 8w would be fine"
+    age = parse_age_option("--expires", expires)
+    if not age:
+        msg = f"--expires {expires!r}: the token would expire immediately; 30d, 12h, 90m and 2w are valid"
         raise UsageProblem(msg)
-    return datetime.now(UTC).replace(microsecond=0) + int(found[1]) * UNITS[found[2]]
+    return datetime.now(UTC).replace(microsecond=0) + age
 
 
 def _in_words(name: str, until: datetime | None) -> str:

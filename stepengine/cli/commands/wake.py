@@ -27,6 +27,7 @@ from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.render import message_of, one_line, say, wait_of, waiting_for
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
+from stepengine.data.quantities import format_age
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import DefinitionError, JournalError
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ("wake",)
 
 SHOWN_CHARS = 200
+LATE = timedelta(minutes=1)
+"""How late a run has to be for a word about it."""
 
 
 @partial(with_options, without=("agent", "as_json", "quiet", "verbose"))
@@ -335,10 +338,7 @@ def _how(result: RunResult) -> str:
 def _late(due: datetime | None) -> str:
     """Return how long ago a run was due, where that is worth a word."""
     ago = timedelta() if due is None else datetime.now(UTC) - due
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if ago.total_seconds() >= length:
-            return f"{int(ago.total_seconds() // length)} {unit}"
-    return ""
+    return format_age(ago) if ago >= LATE else ""
 
 
 def _json_of(woken: Woken) -> dict[str, object]:

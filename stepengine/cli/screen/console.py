@@ -44,6 +44,8 @@ MAX_SHOWN = 40
 MAX_WIDTH = 100
 MAX_BLOCK = 4_000
 """Characters of a block of Markdown that are waited for."""
+CONTINUED = frozenset({"bullet_list_open", "ordered_list_open", "code_block"})
+"""Blocks that can continue after an empty line."""
 LIVE_LINES = 8
 """Lines of the open block that stand above the prompt."""
 LIVE_CHILDREN = 6
@@ -288,9 +290,10 @@ class Screen(Progress):
             return
         if self._block is not None:
             self._block += text
-            while end := _block_end(self._block):
-                block, self._block = self._block[:end], self._block[end:]
-                self._show_block(block)
+            if "\n" in text:
+                *blocks, self._block = _split_blocks(self._block)
+                for block in blocks:
+                    self._show_block(block)
             return
         self._speak(path)
         self._write(visible(text))
@@ -387,7 +390,7 @@ def show_markdown(console: Console, text: str) -> None:
         elements: ClassVar[dict[str, Any]] = {**Markdown.elements, "fence": Code, "code_block": Code}
 
     options = console.options.update_width(min(console.width, MAX_WIDTH))
-    drawn = console.render_lines(Tight(visible(text.strip("\n")), hyperlinks=False), options, pad=False)
+    drawn = console.render_lines(Tight(visible(text).strip("\n"), hyperlinks=False), options, pad=False)
     kept: list[list[Segment]] = []
     for line in drawn:
         if not _is_empty(line) or (kept and not _is_empty(kept[-1])):
@@ -445,17 +448,20 @@ def _depth(path: str) -> int:
     return path.count(".") + 1
 
 
-def _block_end(text: str) -> int:
-    """Return where the first block of Markdown ends: at an empty line outside a fence; 0 while it may go on."""
-    fence, start = "", 0
-    while (end := text.find("\n", start) + 1) > 0:
-        line = text[start:end].strip()
-        if line[:3] in ("```", "~~~"):
-            fence = "" if line[:3] == fence else fence or line[:3]
-        elif not line and not fence and start:
-            return end
-        start = end
-    return start if len(text) > MAX_BLOCK else 0
+def _split_blocks(text: str) -> list[str]:
+    """Return the finished blocks of Markdown, and the open one last; of a block that is too long all lines that have ended."""
+    from markdown_it import MarkdownIt
+
+    # Which blocks there are is decided by their lines; a line that has not ended can still become anything.
+    parser = MarkdownIt().enable("table").disable("inline")
+    ended, mark, rest = text.rpartition("\n")
+    lines = [f"{line}\n" for line in ended.split("\n")] if mark else []
+    tokens = parser.parse(visible(ended + mark))
+    found = [(token.type, token.map[0], token.map[1]) for token in tokens if token.map and not token.level]
+    cuts = [0, *[start for _, start, _ in found[1:]], len(lines)]
+    blocks = ["".join(lines[start:end]) for start, end in pairwise(cuts)]
+    is_over = bool(found) and found[-1][0] not in CONTINUED and found[-1][2] < len(lines)
+    return [*blocks, rest] if is_over or len(blocks[-1]) > MAX_BLOCK else [*blocks[:-1], blocks[-1] + rest]
 
 
 class Terminal:

@@ -1,0 +1,78 @@
+"""Ages and sizes as people type and read them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from stepengine.cli.app import app
+from stepengine.data.quantities import format_age, parse_age, parse_size
+
+
+@pytest.mark.spec("durable:UC8")
+def test_an_age_is_a_number_and_a_unit() -> None:
+    expected = [
+        timedelta(),
+        timedelta(seconds=45),
+        timedelta(minutes=90),
+        timedelta(hours=12),
+        timedelta(30),
+        timedelta(56),
+    ]
+
+    assert expected == [parse_age(text) for text in ("0s", "45s", "90m", "12h", "30d", "8w")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "30", "d", "-1d", "1.5h", "1h30m", "30 d", "30D", "30d\n", "\u0661d", "5y", "9" * 5_000 + "d", "99999w"],
+)
+def test_another_text_is_no_age(text: str) -> None:
+    with pytest.raises(ValueError, match=r"30d, 12h, 90m and 2w are valid"):
+        parse_age(text)
+
+
+@pytest.mark.spec("studio:SV32")
+def test_a_size_is_a_number_of_bytes_or_of_a_binary_unit() -> None:
+    assert [0, 7, 2048, 3 << 20, 2 << 30] == [parse_size(text) for text in ("0", "7", "2KiB", "3 mib", "2GiB")]
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5GiB", "2GB", "2G", "2 x", "²", "1\n", "9" * 5_000, "1  KiB"])
+def test_another_text_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match=r"100, 64KiB, 8MiB and 2GiB are valid"):
+        parse_size(text)
+
+
+def test_an_age_is_shown_in_its_largest_unit() -> None:
+    seconds = [-5, 0, 59.9, 60, 3_599, 3_600, 86_399, 86_400, 90 * 86_400]
+
+    assert ["0s", "0s", "59s", "1m", "59m", "1h", "23h", "1d", "90d"] == [
+        format_age(timedelta(seconds=s)) for s in seconds
+    ]
+
+
+@given(st.timedeltas(min_value=timedelta(), max_value=timedelta(36_500)))
+def test_a_shown_age_can_be_parsed_and_is_never_longer_than_the_real_one(age: timedelta) -> None:
+    shown = parse_age(format_age(age))
+
+    assert shown <= age < 2 * shown + timedelta(seconds=1)
+
+
+@pytest.mark.spec("durable:UC8")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["tokens", "add", "ci", "--file", "tokens.json", "--expires"],
+        ["gc", "--db", "postgresql://localhost:1/x", "--older-than"],
+    ],
+    ids=["tokens add", "gc"],
+)
+def test_every_command_refuses_a_text_that_is_no_age_with_the_same_examples(command: list[str]) -> None:
+    refused = CliRunner().invoke(app, [*command, "1h30m"])
+
+    assert 2 == refused.exit_code
+    assert "30d, 12h, 90m and 2w are valid" in " ".join(refused.stderr.split())
