@@ -36,7 +36,9 @@ def test_every_public_name_is_there_and_no_other():
     Late names are listed and found like the others; an unknown one is an `AttributeError`.
     """
     for name in stepengine.testing.__all__:
-        assert getattr(stepengine.testing, name).__module__.startswith(("stepengine.testing.", "stepengine.models.scripted"))
+        assert getattr(stepengine.testing, name).__module__.startswith(
+            ("stepengine.testing.", "stepengine.models.scripted")
+        )
     assert sorted(stepengine.testing.__all__) == dir(stepengine.testing)
     with pytest.raises(AttributeError, match="no attribute 'run_everything'"):
         stepengine.testing.run_everything
