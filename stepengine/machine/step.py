@@ -195,7 +195,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         yield from hooks.post_step(run, reply.model) if points.post_step else ()
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
-        if ended and not reply.has_words:
+        if ended and calls and not reply.has_words:
             _warn_of_silence(run, calls)
         if watched():
             yield Notify(_finished_event(run, ended, COMPLETED))
@@ -594,7 +594,7 @@ def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
 
 def _warn_of_silence(run: RunState, calls: Sequence[ToolMember]) -> None:
     """Warn about a turn that a thought alone ends; a handler decides itself what comes next."""
-    if not calls or run.agent.handle_steps is not None or run.output.is_given:
+    if run.agent.handle_steps is not None or run.output.is_given:
         return
     if all(call.asked.tool_name == "think_deeply" for call in calls):
         run.side_events.warn(

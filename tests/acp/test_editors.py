@@ -129,9 +129,13 @@ async def test_a_prompt_is_streamed_and_an_edit_is_shown_as_a_diff_and_asked_abo
         ((asked, options),) = editor.asked
         (diff,) = asked.content
         assert ("diff", str(project / "shop.py"), "rate", "tax") == (diff.type, diff.path, diff.old_text, diff.new_text)
-        assert [("yes", "allow_once"), ("always", "allow_always"), ("no", "reject_once")] == [
-            (o.option_id, o.kind) for o in options
-        ]
+        # The second offer covers all edits of files.
+        assert [
+            ("yes", "allow_once"),
+            ("always", "allow_always"),
+            ("always1", "allow_always"),
+            ("no", "reject_once"),
+        ] == [(o.option_id, o.kind) for o in options]
         call = editor.calls()[asked.tool_call_id]
         assert ("completed", "edit", "str_replace shop.py") == (call["status"], call["kind"], call["title"])
         assert str(project / "shop.py") == call["locations"][0]["path"]
