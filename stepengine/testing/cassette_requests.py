@@ -75,6 +75,7 @@ AZURE = (".openai.azure.com", ".services.ai.azure.com")
 SYSTEM_ROLES = frozenset({"system", "developer"})
 TEXT_KINDS = frozenset({None, "text", "input_text", "output_text"})
 OUTPUT = "_output"
+FROM_URL_SAFE = str.maketrans("-_", "+/")
 SETTINGS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -443,7 +444,8 @@ def _linked(url: str, mime: str, name: str = "") -> UserPart | None:
 
 def _stored(data: str, mime: str, name: str = "") -> UserPart | None:
     try:
-        content = base64.b64decode(data, validate=True)
+        # Google's SDK sends the alphabet for URLs.
+        content = base64.b64decode(data.translate(FROM_URL_SAFE), validate=True)
     except (binascii.Error, ValueError):
         return None
     if mime.startswith("image/"):
@@ -528,7 +530,8 @@ def _read_anthropic(body: Json, conversation: Conversation) -> dict[str, Any]:
         role = word_at(message, "role")
         blocks = _items(message.get("content")) if isinstance(message, dict) else []
         if role == "assistant":
-            conversation.add_assistant([{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks])
+            said = [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]
+            conversation.add_assistant(said, continues=True)
         elif role == "user":
             # The results of calls come first, so that they follow the calls.
             results = [block for block in blocks if word_at(block, "type") == "tool_result"]
@@ -556,7 +559,7 @@ def _read_google(body: Json, conversation: Conversation) -> dict[str, Any]:
             continue
         parts = _items(content["parts"])
         if role == "model":
-            conversation.add_assistant(parts)
+            conversation.add_assistant(parts, continues=True)
             continue
         results = [part for part in parts if object_in(part, "functionResponse")]
         for part in results:

@@ -202,6 +202,25 @@ def test_results_in_another_order_and_with_equal_ids_belong_to_their_calls(tmp_p
 
 
 @pytest.mark.spec("replay:Y34")
+@pytest.mark.parametrize("url", [ANTHROPIC, GOOGLE], ids=["anthropic", "google"])
+def test_results_of_calls_in_two_messages_of_the_model_in_a_row_belong_to_their_calls(tmp_path, url):
+    if url == ANTHROPIC:
+        said = [{"role": "assistant", "content": [{"type": "tool_use", "id": n, "name": n, "input": {}}]} for n in "ab"]
+        results = [{"type": "tool_result", "tool_use_id": n, "content": n.upper()} for n in "ba"]
+        body = {"model": "m", "messages": [USER, *said, {"role": "user", "content": results}]}
+    else:
+        calls = [{"role": "model", "parts": [{"functionCall": {"name": n, "args": {}}}]} for n in "ab"]
+        answers = [{"functionResponse": {"name": n, "response": {"is": n.upper()}}} for n in "ba"]
+        body = {"contents": [{"parts": [{"text": "Hi."}]}, *calls, {"role": "user", "parts": answers}]}
+    step = step_of(tmp_path, url, body)
+
+    results = [(m["name"], json.dumps(m["parts"])) for m in step["said"] if m["role"] == "tool"]
+    assert [name for name, _ in results] == ["a", "b"]
+    assert [name.upper() in parts for name, parts in results] == [True, True]
+    assert "opaque" not in json.dumps(step["said"])
+
+
+@pytest.mark.spec("replay:Y34")
 def test_an_equal_result_of_a_later_call_is_shown_again(tmp_path):
     def said(number: int) -> dict[str, Any]:
         call = {"id": f"call_{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -238,6 +257,10 @@ def test_images_and_files_are_shown_by_kind_and_broken_ones_as_json(tmp_path):
     assert shown[0]["media"].startswith("image/png 5 bytes")
     assert json.loads(shown[1]["text"]) == image("!")
     assert shown[2]["media"].startswith("application/pdf 5 bytes")
+
+    url_safe = {"inlineData": {"mimeType": "image/jpeg", "data": "_9j_4A=="}}
+    (part,) = parts_of(step_of(tmp_path, GOOGLE, {"contents": [{"role": "user", "parts": [url_safe]}]}))
+    assert part["media"].startswith("image/jpeg 4 bytes")
 
 
 @pytest.mark.spec("replay:Y34")
