@@ -113,7 +113,8 @@ class ToolOutput:
     source: Any
 
 
-Entry: TypeAlias = "UserMessage | AssistantMessage | ToolOutput"
+Entry: TypeAlias = "UserMessage | list[AssistantPart] | ToolOutput"
+"""A message of the user, what the model said, or the result of a tool that is not paired with its call."""
 
 
 @frozen
@@ -275,10 +276,10 @@ class Conversation:
         """Add what the model said; *continues* adds it to the message before, if that is the model's, too."""
         parts = self._decode(items)
         last = self.entries[-1] if self.entries else None
-        if continues and isinstance(last, AssistantMessage):
-            self.entries[-1] = AssistantMessage((*last.content, *parts))
+        if continues and isinstance(last, list):
+            last.extend(parts)
         elif parts:
-            self.entries.append(AssistantMessage(parts))
+            self.entries.append(list(parts))
 
     def _decode(self, items: Sequence[Any]) -> tuple[AssistantPart, ...]:
         """Return the parts of items as the adapter decodes them; an item that it does not know stays JSON."""
@@ -303,30 +304,29 @@ def _pair(entries: Sequence[Entry], provider: str) -> list[Message]:
     while position < len(entries):
         entry = entries[position]
         position += 1
-        outputs: list[ToolOutput] = []
-        while position < len(entries) and isinstance(following := entries[position], ToolOutput):
-            outputs.append(following)
+        following: list[ToolOutput] = [entry] if isinstance(entry, ToolOutput) else []
+        while position < len(entries) and isinstance(output := entries[position], ToolOutput):
+            following.append(output)
             position += 1
-        if isinstance(entry, AssistantMessage):
+        outputs = _Outputs(following)
+        if isinstance(entry, list):
             answered = _answer(entry, outputs, provider, calls)
             calls += len(answered) - 1
             messages += answered
-        elif isinstance(entry, ToolOutput):
-            outputs.insert(0, entry)
-        else:
+        elif isinstance(entry, UserMessage):
             messages.append(entry)
-        messages += [UserMessage((_json_text(output.source),)) for output in outputs]
+        messages += [UserMessage((_json_text(output.source),)) for output in outputs.left]
     return messages
 
 
-def _answer(message: AssistantMessage, outputs: list[ToolOutput], provider: str, calls: int) -> list[Message]:
-    """Return a message and the results of its calls, which are removed from *outputs*; *calls* were numbered before."""
+def _answer(said: Sequence[AssistantPart], outputs: _Outputs, provider: str, calls: int) -> list[Message]:
+    """Return a message of the model and the results of its calls; *calls* were numbered before."""
     parts: list[AssistantPart] = []
     results: list[Message] = []
-    for part in message.content:
+    for part in said:
         if not isinstance(part, ToolCallPart):
             parts.append(_without_marks(part))
-        elif (output := _take_output(part, outputs)) is None:
+        elif (output := outputs.take(part)) is None:
             parts.append(_unanswered(part, provider))
         else:
             call_id = f"c{calls + len(results) + 1}"
@@ -336,15 +336,37 @@ def _answer(message: AssistantMessage, outputs: list[ToolOutput], provider: str,
     return [AssistantMessage(parts), *results]
 
 
-def _take_output(call: ToolCallPart, outputs: list[ToolOutput]) -> ToolOutput | None:
-    """Remove the result of a call from *outputs* and return it: by the call's id, else by the tool's name."""
-    call_id = word_at(call.provider_data, "id")
-    found = next((o for o in outputs if call_id and o.call_id == call_id), None) or next(
-        (o for o in outputs if not (call_id and o.call_id) and o.name in ("", call.tool_name)), None
-    )
-    if found is not None:
-        outputs.remove(found)
-    return found
+class _Outputs:
+    """
+    Results of tools, by the ids of their calls, and by the names of tools where ids are missing.
+
+    Args:
+        outputs: The results that follow a message of the model.
+    """
+
+    def __init__(self, outputs: Sequence[ToolOutput]) -> None:
+        self._left = dict(enumerate(outputs))
+        self._places: dict[tuple[str, str], list[int]] = {}
+        for place, output in reversed(self._left.items()):
+            for kind, key in (("id", output.call_id), ("with id" if output.call_id else "without id", output.name)):
+                self._places.setdefault((kind, key), []).append(place)
+
+    @property
+    def left(self) -> list[ToolOutput]:
+        """The results that no call took."""
+        return list(self._left.values())
+
+    def take(self, call: ToolCallPart) -> ToolOutput | None:
+        """Remove the result of a call and return it: by the call's id, else by the tool's name; None for none."""
+        call_id = word_at(call.provider_data, "id")
+        keys = [("id", call_id)] if call_id else [("with id", call.tool_name), ("with id", "")]
+        for key in (*keys, ("without id", call.tool_name), ("without id", "")):
+            places = self._places.get(key, [])
+            while places:
+                output = self._left.pop(places.pop(), None)
+                if output is not None:
+                    return output
+        return None
 
 
 def _unanswered(call: ToolCallPart, provider: str) -> OpaquePart:
@@ -434,9 +456,9 @@ def _other_media(block: Json) -> UserPart | None:
 
 def _linked(url: str, mime: str, name: str = "") -> UserPart | None:
     """Return what is at *url*, which can be a data URL."""
-    found = re.match(r"data:([^;,]+)[^,]*;base64,", url)
-    if found:
-        return _stored(url[found.end() :], found[1], name)
+    head, is_stored, data = url.partition(";base64,")
+    if url.startswith("data:") and is_stored:
+        return _stored(data, head.removeprefix("data:").partition(";")[0] or mime, name)
     if mime.startswith("image/"):
         return ImagePart(url=url, mime_type=mime)
     return DocumentPart(url=url, mime_type=mime, name=name)
