@@ -28,11 +28,11 @@ from stepengine.journal.records import Head, Intent, Record, Result
 from stepengine.journal.show import spending_of
 from stepengine.models._failures import body_failure, protocol_failure, request_id_of
 from stepengine.models._json import read_json
-from stepengine.models._reading import MAX_REPLY, ReplyReader, held, too_large, understood
+from stepengine.models._reading import MAX_REPLY, ReplyReader, held, understood
 from stepengine.models.pricing import cost_of
 from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
 from stepengine.testing.cassette_requests import ModelCall, parse_model_call, with_json
-from stepengine.testing.cleaning import clean_url
+from stepengine.testing.cleaning import Cleaner, known_secrets
 from stepengine.testing.recordings import interactions_of, shown_path
 
 __all__ = ("PROGRAM", "CassetteJournal", "journal_of_cassette")
@@ -90,7 +90,8 @@ def _records(interactions: Iterable[Interaction], name: str, written: datetime) 
         Intent("", -1, start),
     ]
     transcripts = _Transcripts()
-    for seq, interaction in enumerate(interactions):
+    for seq, recorded in enumerate(interactions):
+        interaction = _clean(recorded)
         call = parse_model_call(interaction.request)
         if call is None:
             records += _http_records(seq, interaction)
@@ -102,9 +103,41 @@ def _records(interactions: Iterable[Interaction], name: str, written: datetime) 
     return [*records, Result("", -1, 0, ChildResult(agent_id=PROGRAM, run_id=name, spending=spending))]
 
 
+def _clean(interaction: Interaction) -> Interaction:
+    """Return an interaction without compression, and without secrets: other recorders leave them in."""
+    cleaner = Cleaner(known_secrets(interaction.request.headers))
+    return attrs.evolve(
+        interaction,
+        request=cleaner.request(interaction.request),
+        response=cleaner.response(_decompress(interaction.response)),
+    )
+
+
+def _decompress(response: RecordedResponse) -> RecordedResponse:
+    """Return a response without its compression; one that is not compressed as its header says, or is too long, as it is."""
+    encoding = response.header("content-encoding")
+    if not encoding:
+        return response
+    import httpx2
+
+    # Small pieces, so that a body that unpacks to gigabytes is noticed early.
+    pieces = (response.body[start : start + PIECE] for start in range(0, len(response.body), PIECE))
+    unpacked = httpx2.Response(OK, headers={"content-encoding": encoding}, content=pieces)
+    content = bytearray()
+    try:
+        for piece in unpacked.iter_bytes():
+            content += piece
+            if len(content) > MAX_REPLY:
+                return response
+    except httpx2.DecodingError:
+        return response
+    headers = tuple([(name, value) for name, value in response.headers if name != "content-encoding"])
+    return attrs.evolve(response, headers=headers, body=bytes(content))
+
+
 def _http_records(seq: int, interaction: Interaction) -> tuple[Record, Record]:
     request = interaction.request
-    name = f"{request.method} {clean_url(request.url)}"
+    name = f"{request.method} {request.url}"
     effect = {"type": "perform", "name": name, "args": [], "kwargs": {}}
     return Intent("", seq, effect), Result("", seq, 0, Value(JsonDict(status=interaction.response.status)))
 
@@ -152,7 +185,7 @@ def _outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> Model
 
 def _reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
     headers = dict(response.headers)
-    content = _content(call, response)
+    content = response.body
     if not OK <= response.status < MULTIPLE_CHOICES:
         raise body_failure(content, response.status, headers, call.label)
     request_id = request_id_of(headers)
@@ -188,29 +221,3 @@ def _events(response: RecordedResponse, content: bytes) -> bytes | None:
     except ValueError:
         return None
     return b"".join([b"data: " + compact(chunk).encode() + b"\n\n" for chunk in chunks])
-
-
-def _content(call: ModelCall, response: RecordedResponse) -> bytes:
-    """
-    Return the body of a reply without its compression.
-
-    Raises:
-        ModelError: for one that is not compressed as its header says, or that is too long.
-    """
-    encoding = response.header("content-encoding")
-    if not encoding:
-        return response.body
-    import httpx2
-
-    # Small pieces, so that a body that unpacks to gigabytes is noticed early.
-    pieces = (response.body[start : start + PIECE] for start in range(0, len(response.body), PIECE))
-    unpacked = httpx2.Response(OK, headers={"content-encoding": encoding}, content=pieces)
-    content = bytearray()
-    try:
-        for piece in unpacked.iter_bytes():
-            content += piece
-            if len(content) > MAX_REPLY:
-                raise too_large(call.label, f"{MAX_REPLY} bytes")
-    except httpx2.DecodingError as error:
-        raise protocol_failure(call.label, f"it is not compressed with {encoding!r}: {error}") from None
-    return bytes(content)
