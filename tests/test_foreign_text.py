@@ -18,6 +18,7 @@ import asyncio
 import base64
 import contextlib
 import gc
+import json
 import struct
 import sys
 import time
@@ -114,7 +115,8 @@ from stepengine.system.repository import _facts
 from stepengine.system.skills import NAME, _mapping
 from stepengine.system.text import decode, stream_lines
 from stepengine.system.urls import joined, parse_url
-from stepengine.testing.cassette_files import parse_cassette
+from stepengine.testing.cassette_files import RecordedRequest, parse_cassette
+from stepengine.testing.cassette_requests import parse_model_call
 from stepengine.testing.cleaning import Cleaner, clean_events, joined_texts
 from stepengine.testing.httpx_exchanges import EVENT
 from stepengine.testing.stream_ends import stream_is_complete
@@ -337,6 +339,21 @@ def differing(prints: str) -> None:
 def cleaned_stream(text: str) -> None:
     joined_texts(text)
     clean_events(text, Redactor(KNOWN, shapes=True))
+
+
+def request_of_a_cassette(text: str) -> None:
+    """Read a body, a message and a list of messages of this text, in each of the four protocols."""
+    member = {"url": text}
+    for path, name in (
+        ("chat/completions", "messages"),
+        ("responses", "input"),
+        ("messages", "messages"),
+        ("models/m:generateContent", "contents"),
+    ):
+        listed = f'{{"{name}":[{{"type":"message","role":"user","content":"a"{text}}}]}}'
+        linked = {name: [{"role": "user", "content": [{"type": "image_url", "image_url": member}]}]}
+        for body in (text, listed, json.dumps(linked)):
+            parse_model_call(RecordedRequest("POST", f"https://a.test/v1/{path}", (), body.encode()))
 
 
 def trickled(text: str) -> None:
@@ -1644,6 +1661,32 @@ PLACES = (
         (of("data: {\n"), of('data: {"a":"sk-"}\n\n'), of("\r"), of("data:"), of("data: [[[\n")),
         ("testing/cleaning.py:*",),
         most=1 << 16,
+    ),
+    Place(
+        "request of a cassette",
+        request_of_a_cassette,
+        (
+            of("["),
+            of("{"),
+            of("data:image/a;a"),
+            of("data:a;base64,"),
+            of('},{"role":"user","content":"a"'),
+            of('},{"role":"tool","tool_call_id":"a","content":"a"'),
+            of('},{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"a"}}]'),
+            of('},{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"a","input":{}}]'),
+            of('},{"type":"function_call","call_id":"a","name":"a","arguments":"{}"'),
+            of('},{"type":"function_call_output","call_id":"b","output":"a"'),
+        ),
+        ("testing/cassette_requests.py:*",),
+        most=1 << 20,
+    ),
+    Place(
+        "address of a cassette",
+        lambda text: parse_model_call(
+            RecordedRequest("POST", f"https://a.test{text}", (), b'{"messages":[],"contents":[]}')
+        ),
+        (of("/models/"), of("/models/a:g"), of("/deployments/a"), of("/chat/completions"), of("a:"), of("/")),
+        most=1 << 20,
     ),
     Place(
         "events of a cassette",

@@ -29,7 +29,9 @@ from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import (
+    DataError,
     DefinitionError,
+    JournalCorrupt,
     JournalError,
     ReplayDivergence,
 )
@@ -64,6 +66,7 @@ __all__ = (
     "on_journal",
     "other_versions",
     "perform_run",
+    "readable_journal",
     "recorded_agent",
     "refuse_foreign_yes",
     "spread",
@@ -212,6 +215,31 @@ def journal_at(text: str, *, sign: str = "") -> Journal:
         msg = f"{text!r} names no run; {name} holds: {listed}"
         raise UsageProblem(msg)
     return SqliteJournal(name, run or runs[0], sign=sign or None)
+
+
+CASSETTES = (".yaml", ".yml")
+
+
+def readable_journal(text: str) -> Journal:
+    """
+    Return the journal that ``journal_at`` returns, or the model calls of a cassette as a journal, which nothing can continue.
+
+    Raises:
+        UsageProblem: as ``journal_at``.
+        JournalCorrupt: for a file that is named as a cassette and is none.
+    """
+    path = Path(text)
+    if path.suffix.lower() not in CASSETTES or not path.is_file():
+        return journal_at(text)
+    from stepengine.testing.cassette_runs import journal_of_cassette
+
+    try:
+        return journal_of_cassette(path)
+    except DataError as error:
+        raise JournalCorrupt(error.message) from None
+    except OSError as error:
+        msg = f"{text!r} cannot be read: {error.strerror}"
+        raise UsageProblem(msg) from None
 
 
 def agent_id_of(history: History) -> str:

@@ -33,6 +33,7 @@ __all__ = (
     "Options",
     "Price",
     "Quiet",
+    "Recorded",
     "Repeat",
     "TrustAnswers",
     "parse_age_option",
@@ -45,6 +46,13 @@ File: TypeAlias = Annotated[
     typer.Argument(
         metavar="FILE",
         help="A journal, or the beginning of a run's name in `stepengine runs`; RUNS.db#RUN in an SQLite file.",
+    ),
+]
+Recorded: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help="A journal, a cassette (.yaml), or the beginning of a run's name in `stepengine runs`; RUNS.db#RUN in an SQLite file.",
     ),
 ]
 Agent: TypeAlias = Annotated[

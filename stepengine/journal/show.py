@@ -136,7 +136,10 @@ def run_tree(journal: Journal) -> Tree:
     tree = _heading(str(root["agent_id"]), status_of(history), spending)
     calls = sum(intent.type == "model_call" for intent in history.intents.values())
     tree |= {"effects": len(history.intents) - 1, "model_calls": calls}
-    tree |= _drop_empty(prompt=root.get("prompt"), params=plain(root.get("params"))) | _Path(history, "").told()
+    tree |= (
+        _drop_empty(prompt=root.get("prompt"), params=plain(root.get("params")))
+        | _Path(history, "", results=not journal.records_tools).told()
+    )
     if ended is not None:
         tree |= _ending(ended)
     elif not history.is_complete:
@@ -245,10 +248,12 @@ class _Path:
     Args:
         history: The journal's records.
         path: The run's path.
+        results: Whether requests show all new results of tools, because these are not effects.
     """
 
-    def __init__(self, history: History, path: str) -> None:
+    def __init__(self, history: History, path: str, *, results: bool = False) -> None:
         self._history = history
+        self._always_new = ("user", "tool") if results else ("user",)
         self._path = path
         self._step = 0
         self._system = ""
@@ -323,15 +328,17 @@ class _Path:
             self._system = system
             tree["system"] = system
         tail = [_message(restored(m), self._call) for m in request.get("tail", ())]
-        said = [m for each in new if self._is_news(m := _message(restored(each), self._call), of_role="user")]
+        said = [
+            m for each in new if self._is_news(m := _message(restored(each), self._call), of_roles=self._always_new)
+        ]
         return tree | _drop_empty(said=[*said, *[m for m in tail if self._is_news(m)]])
 
-    def _is_news(self, message: Tree, of_role: str = "") -> bool:
+    def _is_news(self, message: Tree, of_roles: Collection[str] = ()) -> bool:
         """Return whether a message was not told before: replies and results were, unless a hook changed them."""
         mark = _mark(message["role"], message["parts"])
         known = mark in self._seen
         self._seen.add(mark)
-        return not known or message["role"] == of_role
+        return not known or message["role"] in of_roles
 
     def _call(self, known: str) -> str | None:
         """Return the name of a call: numbered as they appear, so that ids of other places cannot shift them."""

@@ -151,7 +151,10 @@ class Journal(abc.ABC):
     Attributes:
         forks: How many forks were made of this journal.
         extended: What the last extending of this journal did; ``None`` when there was none.
+        records_tools: Whether results of tools are recorded as effects; else only the requests to models hold them.
     """
+
+    records_tools: ClassVar[bool] = True
 
     def __init__(
         self,

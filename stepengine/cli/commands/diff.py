@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import journal_at
+from stepengine.cli.journals import readable_journal
 from stepengine.cli.options import Json
 from stepengine.cli.recording import latest
 from stepengine.cli.screen.render import dumps, say
@@ -27,8 +27,8 @@ def diff(
     """
     Show what two runs did differently.
 
-    A and B are files or names of runs. Told are effects that were added, removed or changed, other outcomes, tokens and
-    cost.
+    A and B are files or names of runs, or cassettes. Told are effects that were added, removed or changed, other outcomes,
+    tokens and cost.
 
     Ids and times that differ in every run do not count. Leaves with 0 when there is no difference, with 1 when there
     is.
@@ -43,7 +43,7 @@ def diff(
 
     try:
         before, after = _two(a, b, last=last)
-        found = diff(journal_at(before), journal_at(after))
+        found = diff(readable_journal(before), readable_journal(after))
     except JournalError as error:
         return complain(error.message, Exit.FAILED)
     if as_json:

@@ -11,8 +11,8 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import find_journal, journal_at
-from stepengine.cli.options import File, Json, Last, Options
+from stepengine.cli.journals import find_journal, readable_journal
+from stepengine.cli.options import Json, Last, Options, Recorded
 from stepengine.cli.screen.render import dumps, say, wait_of
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.codec import plain, to_json
@@ -34,7 +34,7 @@ __all__ = ("ShownEffect", "effects_of", "show")
 
 
 def show(
-    file: File = "",
+    file: Recorded = "",
     *,
     last: Last = False,
     step: Annotated[str, typer.Option(help="Show one step, or one effect, whole.", metavar="N|PATH#N")] = "",
@@ -54,15 +54,18 @@ def show(
     With --left-out each compaction is shown: the messages that the model is shown no longer, whole, how many tokens they
     have, and the summary or the notes that took their place.
 
+    A cassette is shown as a run: its model calls in order, and other HTTP requests with their status.
+
     Examples:
       stepengine show --last
       stepengine show run.jsonl
+      stepengine show tests/cassettes/test_it/test_answer.yaml
       stepengine show run.jsonl --step 2
       stepengine show run.jsonl --left-out
     stepengine show run.jsonl --json | jq .effects
     """
     try:
-        journal = journal_at(find_journal(Options(journal=file, last=last)).journal)
+        journal = readable_journal(find_journal(Options(journal=file, last=last)).journal)
         history = journal.history()
         if left_out:
             return _show_left_out(history, step=step, as_json=as_json)

@@ -16,8 +16,8 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import agent_id_of, find_journal, journal_at, name_of, recorded_agent
-from stepengine.cli.options import Agent, File, Last, Options
+from stepengine.cli.journals import agent_id_of, find_journal, name_of, readable_journal, recorded_agent
+from stepengine.cli.options import Agent, Last, Options, Recorded
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
 
@@ -48,7 +48,7 @@ class _ViewOptions:
 
 
 def view(
-    file: File = "",
+    file: Recorded = "",
     other: Annotated[str, typer.Argument(metavar="FILE2", help="Another run, to show both side by side.")] = "",
     *,
     last: Last = False,
@@ -110,7 +110,7 @@ def _write_page(options: Options, other: str, wanted: _ViewOptions) -> Exit:
     from stepengine.journal.places import OWNER_ONLY
     from stepengine.judging.viewing.rendering import rendered
 
-    journals = [journal_at(name) for name in (options.journal, other) if name]
+    journals = [readable_journal(name) for name in (options.journal, other) if name]
     target = Path(wanted.output) if wanted.output else _beside(journals[0])
     if target.exists() and any(target.samefile(_file_of(journal)) for journal in journals):
         msg = f"{str(target)!r} is the journal itself; -o PATH names another page"
@@ -160,9 +160,15 @@ def _beside(journal: Journal) -> Path:
 def _source(options: Options, wanted: _ViewOptions) -> PageSource:
     """Return a run, with what goes through it where there is an agent; of a damaged journal with --force what is whole."""
     from stepengine.judging.viewing.rendering import PageSource, stored, whole_part
+    from stepengine.testing.cassette_runs import CassetteJournal
 
-    journal = journal_at(options.journal)
+    journal = readable_journal(options.journal)
     file = name_of(journal)
+    if isinstance(journal, CassetteJournal):
+        if wanted.agent:
+            msg = f"{file!r} is a cassette, which has no lines of an agent's code; leave out --agent"
+            raise UsageProblem(msg)
+        return PageSource(journal=journal, file=file, without="A cassette has no source lines and no variables.")
     try:
         history = stored(journal)
         # What is read only when somebody needs it, too, so that damage shows before a page is made of it.
@@ -220,7 +226,7 @@ def _steppers(
 def _serve_page(options: Options, wanted: _ViewOptions, port: int) -> Exit:
     from stepengine.judging.viewing.serving import FollowedJournal, server_of
 
-    journal = journal_at(options.journal)
+    journal = readable_journal(options.journal)
     following = FollowedJournal(journal, name_of(journal), wanted.title)
     try:
         server, address = server_of(following, port)

@@ -1,0 +1,223 @@
+"""
+A recorded cassette as a journal, so that whatever shows or compares runs shows and compares cassettes.
+
+The journal is in memory and holds one run. Its effects are the recorded requests in the order of the file: a model call for each
+request in one of the four protocols, and a ``perform`` with method, URL and status for any other HTTP request. A cassette holds no
+times and no code. So the run has neither durations nor handler lines, and its results of tools are those in the next request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import attrs
+
+from stepengine.data.effects import CallModel
+from stepengine.data.json import JsonDict, compact
+from stepengine.data.messages import Message, OpaquePart, ToolMessage
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Failure, Value
+from stepengine.data.state import ChildResult
+from stepengine.data.transcript import Transcript
+from stepengine.errors import ModelError
+from stepengine.journal import MemoryJournal
+from stepengine.journal.history import History, engine_version
+from stepengine.journal.records import Head, Intent, Record, Result
+from stepengine.journal.show import spending_of
+from stepengine.models._failures import body_failure, protocol_failure, request_id_of
+from stepengine.models._json import read_json
+from stepengine.models._reading import MAX_REPLY, ReplyReader, held, understood
+from stepengine.models.pricing import cost_of
+from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
+from stepengine.testing.cassette_requests import ModelCall, parse_model_call, with_json
+from stepengine.testing.cleaning import Cleaner, known_secrets
+from stepengine.testing.recordings import interactions_of, shown_path
+
+__all__ = ("PROGRAM", "CassetteJournal", "journal_of_cassette")
+
+PROGRAM = "program"
+"""The id of the agent in such a journal."""
+KEPT_TRANSCRIPTS = 4
+PIECE = 1_024
+OK, MULTIPLE_CHOICES = 200, 300
+UNREADABLE = frozenset({"protocol", "unanswerable"})
+"""Errors that the adapters raise for replies that a run of ours cannot continue from; a program can."""
+
+
+class CassetteJournal(MemoryJournal):
+    """
+    The journal of a cassette.
+
+    Args:
+        path: The file.
+        records: What it holds.
+    """
+
+    records_tools = False
+
+    def __init__(self, path: Path, records: Sequence[Record]) -> None:
+        self._path = path
+        super().__init__()
+        self.keep(list(records))
+
+    @property
+    def name(self) -> str:
+        """The file, as it is shown."""
+        return shown_path(self._path)
+
+
+def journal_of_cassette(path: Path) -> CassetteJournal:
+    """
+    Return the cassette at *path* as a journal of one run.
+
+    Prices are those of the day on which the file was written.
+
+    Raises:
+        DataError: for a file that is not a cassette.
+        OSError: for a file that cannot be read.
+    """
+    written = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
+    return CassetteJournal(path, list(_records(interactions_of(path), path.name, written)))
+
+
+def _records(interactions: Iterable[Interaction], name: str, written: datetime) -> list[Record]:
+    created = written.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    start = {"type": "agent_call", "agent_id": PROGRAM, "prompt": "", "params": None, "run_id": name}
+    records: list[Record] = [
+        Head(engine=engine_version(), agent=PROGRAM, definition="", run=name, seed="0", created=created),
+        Intent("", -1, start),
+    ]
+    transcripts = _Transcripts()
+    for seq, recorded in enumerate(interactions):
+        interaction = _clean(recorded)
+        call = parse_model_call(interaction.request)
+        if call is None:
+            records += _http_records(seq, interaction)
+            continue
+        request = attrs.evolve(call.request, messages=transcripts.share(call.request.messages))
+        records.append(Intent("", seq, CallModel(seq, request)))
+        records.append(Result("", seq, 0, _outcome(call, interaction.response, written)))
+    spending = spending_of(History(records, name))
+    return [*records, Result("", -1, 0, ChildResult(agent_id=PROGRAM, run_id=name, spending=spending))]
+
+
+def _clean(interaction: Interaction) -> Interaction:
+    """Return an interaction without compression, and without secrets: other recorders leave them in."""
+    cleaner = Cleaner(known_secrets(interaction.request.headers))
+    return attrs.evolve(
+        interaction,
+        request=cleaner.request(interaction.request),
+        response=cleaner.response(_decompress(interaction.response)),
+    )
+
+
+def _decompress(response: RecordedResponse) -> RecordedResponse:
+    """Return a response without its compression; one that is not compressed as its header says, or is too long, as it is."""
+    encoding = response.header("content-encoding")
+    if not encoding:
+        return response
+    import httpx2
+
+    # Small pieces, so that a body that unpacks to gigabytes is noticed early.
+    pieces = (response.body[start : start + PIECE] for start in range(0, len(response.body), PIECE))
+    unpacked = httpx2.Response(OK, headers={"content-encoding": encoding}, content=pieces)
+    content = bytearray()
+    try:
+        for piece in unpacked.iter_bytes():
+            content += piece
+            if len(content) > MAX_REPLY:
+                return response
+    except httpx2.DecodingError:
+        return response
+    headers = tuple([(name, value) for name, value in response.headers if name != "content-encoding"])
+    return attrs.evolve(response, headers=headers, body=bytes(content))
+
+
+def _http_records(seq: int, interaction: Interaction) -> tuple[Record, Record]:
+    request = interaction.request
+    name = f"{request.method} {request.url}"
+    effect = {"type": "perform", "name": name, "args": [], "kwargs": {}}
+    return Intent("", seq, effect), Result("", seq, 0, Value(JsonDict(status=interaction.response.status)))
+
+
+class _Transcripts:
+    """The histories of the last requests. A request that starts with one of them shares it, so that it is shown once."""
+
+    def __init__(self) -> None:
+        self._kept: list[Transcript] = []
+
+    def share(self, transcript: Transcript) -> Transcript:
+        """Return an equal transcript that shares its first messages with the most similar request before it."""
+        messages = list(transcript)
+        made = transcript
+        found = [(_count_shared(known, messages), known) for known in self._kept]
+        shared, known = max(found, key=lambda pair: pair[0], default=(0, transcript))
+        # A call and its results are added together.
+        while 0 < shared < len(messages) and isinstance(messages[shared], ToolMessage):
+            shared -= 1
+        if shared:
+            made = Transcript.of_parts(known.parts[0], shared).extend(tuple(messages[shared:]))
+        self._kept = [*self._kept[1 - KEPT_TRANSCRIPTS :], made]
+        return made
+
+
+def _count_shared(known: Sequence[Message], messages: Sequence[Message]) -> int:
+    """Return how many messages at the start are equal."""
+    pairs = enumerate(zip(known, messages, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(known), len(messages)))
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
+
+def _outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> ModelReply | Failure:
+    """Return the reply of a model call with its cost, or its error."""
+    try:
+        reply = _reply(call, response)
+    except ModelError as error:
+        return Failure(error.with_traceback(None), 0)
+    parts = tuple([with_json(part) for part in reply.content])
+    cost = cost_of.of_reply(call.label.model, reply, at) if reply.cost is None else reply.cost
+    return attrs.evolve(reply, content=parts, cost=cost)
+
+
+def _reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
+    headers = dict(response.headers)
+    content = response.body
+    if not OK <= response.status < MULTIPLE_CHOICES:
+        raise body_failure(content, response.status, headers, call.label)
+    request_id = request_id_of(headers)
+    events = _events(response, content)
+    if events is not None:
+        reader = ReplyReader(call.protocol.accumulator(call.label, call.model, request_id), call.label)
+        reader.feed(events)
+        return reader.finish()
+    try:
+        data = read_json(content)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise protocol_failure(call.label, "it is not a JSON object")
+    decode = call.protocol.decode
+    try:
+        return understood(call.label, lambda: held(decode(data, call.label, call.model, request_id), call.label))
+    except ModelError as error:
+        if error.kind not in UNREADABLE:
+            raise
+        part = OpaquePart(call.label.provider, data, text=compact(data))
+        return ModelReply((part,), usage=error.usage)
+
+
+def _events(response: RecordedResponse, content: bytes) -> bytes | None:
+    """Return a streamed body as events, or None for a whole reply; Google can stream a JSON array."""
+    if is_stream(response) or content.startswith((b"data:", b"event:")):
+        return content
+    if not content.lstrip().startswith(b"["):
+        return None
+    try:
+        chunks = read_json(content)
+    except ValueError:
+        return None
+    return b"".join([b"data: " + compact(chunk).encode() + b"\n\n" for chunk in chunks])

@@ -1,0 +1,133 @@
+"""
+`show`, `view` and `diff` of cassettes, as of journals.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+from tests.judging.pages import opened
+
+PROGRAMS = Path(__file__).parents[2] / "cassettes" / "unchanged_programs"
+CHAT = PROGRAMS / "test_openai_sync" / "test_answer.yaml"
+
+pytestmark = pytest.mark.spec("replay:Y35")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in a folder that holds nothing."""
+    monkeypatch.chdir(tmp_path)
+
+
+def typed(*words: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def changed(*edits: tuple[str, str]) -> Path:
+    text = CHAT.read_text()
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    path = Path("changed.yml")
+    path.write_text(text)
+    return path
+
+
+def test_show_prints_model_calls_with_messages_tools_tokens_and_cost():
+    shown = typed("show", CHAT).stdout
+
+    for line in (
+        "run program  completed  2 effects  2 model calls  tokens 60 in / 24 out  cost $0.000303750",
+        "#0  model openai_chat/gpt-5  step 1  messages 1 (+1)  tools find_order",
+        "Where is order 17?",
+        "number: 17",
+        "tool  find_order  c1",
+        "shipped on Tuesday",
+        "Order 17 was shipped on Tuesday.",
+    ):
+        assert line in shown
+
+
+def test_show_prints_one_step_and_json():
+    told = json.loads(typed("show", CHAT, "--json").stdout)
+    step = typed("show", CHAT, "--step", "2").stdout
+
+    assert [effect["kind"] for effect in told["effects"]] == ["model_call", "model_call"]
+    assert (told["usage"]["total_tokens"], told["cost"]) == (84, "0.000303750")
+    assert "sent to openai_chat/gpt-5" in step
+    assert "You answer the customers of a shop in one sentence." in step
+    assert "Nothing was left out" in typed("show", CHAT, "--left-out").stdout
+
+
+def test_view_writes_a_page_of_one_cassette_and_of_two():
+    typed("view", CHAT, "-o", "one.html")
+    typed("view", CHAT, changed(("order 17?", "order 18?")), "-o", "two.html")
+
+    one, two = (opened(Path(name).read_text()) for name in ("one.html", "two.html"))
+    assert [row["kind"] for row in one["steps"]] == ["model", "model"]
+    for text in ("Where is order 17?", "shipped on Tuesday", "Order 17 was shipped on Tuesday."):
+        assert text in json.dumps(one["texts"])
+    assert [mark for _, _, mark, *_ in two["pairs"]] == ["~", "~"]
+    assert "Where is order 18?" in json.dumps(two["texts"])
+    assert "leave out --agent" in typed("view", CHAT, "--agent", "x.py", "-o", "no.html", code=2).output
+
+
+def test_diff_names_the_field_of_a_request():
+    same = typed("diff", CHAT, CHAT).stdout
+    found = typed("diff", CHAT, changed(("order 17?", "order 18?"), ('"find_order"', '"seek_order"')), code=1).stdout
+
+    assert same.strip() == "no difference"
+    assert '/messages/0/content/0/text   "Where is order 17?"  ->  "Where is order 18?"' in found
+    assert "/tools" in found
+
+
+def test_diff_compares_a_program_on_another_framework():
+    assert (
+        typed("diff", CHAT, PROGRAMS / "test_langgraph_program" / "test_answer.yaml").stdout.strip() == "no difference"
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"interactions: 5", b"interactions: [{}]", b"a: " + b"[" * 5_000, b"a: &a [*a]"]
+)
+def test_a_file_that_is_not_a_cassette_is_named_without_a_traceback(content):
+    Path("damaged.yaml").write_bytes(content)
+
+    for words, code in (
+        (("show", "damaged.yaml"), 1),
+        (("view", "damaged.yaml"), 2),
+        (("diff", CHAT, "damaged.yaml"), 1),
+    ):
+        told = typed(*words, code=code).output
+        assert "damaged.yaml" in told
+        assert "Traceback" not in told
+    assert not Path("damaged.html").exists()
+
+
+@pytest.mark.spec("replay:Y34")
+def test_secrets_that_another_recorder_left_in_are_not_shown():
+    key, token = "sk-proj-" + "Ab1Cd2Ef3Gh4" * 5, "hunter2-hunter2-hunter2"
+    leaking = changed(
+        ("Where is order 17?", f"Is {key} a key, or {token}?"),
+        ("      accept:\n", f"      authorization:\n      - Bearer {token}\n      accept:\n"),
+        ("/v1/chat/completions", f"/v1/chat/completions?key={key}"),
+    )
+    typed("view", leaking, "-o", "page.html")
+    told = [
+        typed("show", leaking).stdout,
+        typed("show", leaking, "--step", "1").stdout,
+        typed("show", leaking, "--step", "1", "--json").stdout,
+        typed("diff", CHAT, leaking, code=1).stdout,
+        json.dumps(opened(Path("page.html").read_text())),
+    ]
+
+    assert ["a key, or" in text for text in told] == [True] * 5
+    assert not [text for text in told if key in text or token in text]

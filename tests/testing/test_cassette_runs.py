@@ -1,0 +1,418 @@
+"""
+A cassette as a journal: requests of the four protocols in our terms, and nothing in a request that is an error.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+
+from stepengine.errors import DataError
+from stepengine.journal import diff
+from stepengine.journal.show import render, run_tree
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse, dump_cassette
+from stepengine.testing.cassette_runs import journal_of_cassette
+
+CASSETTES = Path(__file__).parents[2] / "cassettes"
+UNCHANGED = sorted((CASSETTES / "unchanged_programs").rglob("*.yaml"))
+WIRES = sorted((CASSETTES / "wires").glob("*.yaml"))
+JSON = (("content-type", "application/json"),)
+CHAT = "https://api.openai.com/v1/chat/completions"
+RESPONSES = "https://api.openai.com/v1/responses"
+ANTHROPIC = "https://api.anthropic.com/v1/messages"
+GOOGLE = "https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-pro:generateContent"
+USER = {"role": "user", "content": "Hi."}
+REPLY = {"choices": [{"message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}]}
+REPLIES = {
+    CHAT: REPLY,
+    RESPONSES: {"status": "completed", "output": [{"type": "message", "content": [{"type": "output_text", "text": "Hello."}]}]},
+    ANTHROPIC: {"content": [{"type": "text", "text": "Hello."}], "stop_reason": "end_turn"},
+    GOOGLE: {"candidates": [{"content": {"parts": [{"text": "Hello."}]}, "finishReason": "STOP"}]},
+}  # fmt: skip
+
+
+def exchange(url: str, body: object, reply: object = None, status: int = 200, **more: Any) -> Interaction:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = (
+        reply if isinstance(reply, bytes) else json.dumps(REPLIES.get(url, {}) if reply is None else reply).encode()
+    )
+    headers = more.pop("headers", JSON)
+    return Interaction(
+        RecordedRequest(more.pop("method", "POST"), url, JSON, content), RecordedResponse(status, "", headers, answer)
+    )
+
+
+def tree_of(folder: Path, *exchanges: Interaction, name: str = "c.yaml") -> dict[str, Any]:
+    path = folder / name
+    path.write_bytes(dump_cassette(exchanges))
+    return run_tree(journal_of_cassette(path))
+
+
+def step_of(folder: Path, url: str, body: object, reply: object = None, **more: Any) -> dict[str, Any]:
+    (step,) = tree_of(folder, exchange(url, body, reply, **more))["steps"]
+    return step
+
+
+def parts_of(step: dict[str, Any]) -> list[dict[str, Any]]:
+    return [part for message in step["said"] for part in message["parts"]]
+
+
+@pytest.mark.spec("replay:Y34")
+@pytest.mark.parametrize("path", UNCHANGED, ids=lambda path: path.parent.name)
+def test_each_program_is_two_model_calls_with_prompt_tool_result_and_tokens(path):
+    tree = run_tree(journal_of_cassette(path))
+    first, second = tree["steps"]
+
+    assert tree["model_calls"] == 2
+    assert tree["tokens"] == {"in": 64 if "anthropic/" in first["name"] else 60, "out": 24}
+    assert first["system"] == "You answer the customers of a shop in one sentence."
+    assert first["tools"] == ["find_order"]
+    assert parts_of(first) == [{"text": "Where is order 17?"}]
+    assert [(p["tool"], p["input"]) for p in first["outcome"]["parts"]] == [("find_order", {"number": 17})]
+    (result,) = second["said"]
+    assert (result["role"], result["name"]) == ("tool", "find_order")
+    assert "shipped on Tuesday" in json.dumps(result["parts"])
+    assert second["outcome"]["parts"] == [{"text": "Order 17 was shipped on Tuesday."}]
+
+
+@pytest.mark.spec("replay:Y34")
+@pytest.mark.parametrize(("path", "cost"), [("test_openai_sync", "0.000303750"), ("test_anthropic_sync", "0.000528")])
+def test_the_cost_is_that_of_the_price_book(path, cost):
+    tree = run_tree(journal_of_cassette(CASSETTES / "unchanged_programs" / path / "test_answer.yaml"))
+
+    assert tree["cost_usd"] == cost
+
+
+def without_effort(step: dict[str, Any]) -> tuple[Any, ...]:
+    """What one exchange of the wire cassettes shows, whatever the wire."""
+    outcome = step["outcome"]
+    texts = [part["text"] for part in outcome.get("parts", ()) if "text" in part]
+    calls = [(part["tool"], part["input"]) for part in outcome.get("parts", ()) if "tool" in part]
+    return step["messages"], texts, calls, outcome.get("error", {}).get("type")
+
+
+@pytest.mark.spec("replay:Y34")
+@pytest.mark.parametrize("path", WIRES, ids=lambda path: path.stem)
+def test_streamed_and_whole_replies_of_each_wire_are_read_in_the_same_way(path):
+    steps = run_tree(journal_of_cassette(path))["steps"]
+    shown = [without_effort(step) for step in steps]
+
+    assert {step["kind"] for step in steps} == {"model"}
+    assert shown.count((1, ["Count to a thousand."], [], None)) == 0
+    assert (1, ["One, two, three"], [], None) in shown
+    assert (4, ["They are 5 and 9."], [], None) in shown
+    assert shown.count((4, ["They are 5 and 9."], [], None)) == 2
+    assert [("add", {"a": 2, "b": 3}), ("add", {"a": 4, "b": 5})] in [calls for _, _, calls, _ in shown]
+    assert "TruncatedReply" in [error for _, _, _, error in shown]
+    assert not [step for step in steps if "opaque" in json.dumps(step.get("said", "")) and step["messages"] < 3]
+
+
+@pytest.mark.spec("replay:Y34")
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        (CHAT, {"model": "gpt-5", "messages": [USER, {"role": "user", "content": [{"type": "hologram", "of": "a cat"}]}]}),
+        (RESPONSES, {"model": "gpt-5", "input": [USER, {"type": "hologram", "role": "user", "content": [{"type": "hologram", "of": "a cat"}]}]}),
+        (ANTHROPIC, {"model": "claude-opus-5", "messages": [USER, {"role": "user", "content": [{"type": "hologram", "of": "a cat"}]}]}),
+        (GOOGLE, {"contents": [{"parts": [{"text": "Hi."}]}, {"role": "user", "parts": [{"type": "hologram", "of": "a cat"}]}]}),
+    ],
+    ids=["chat", "responses", "anthropic", "google"],
+)  # fmt: skip
+def test_an_unknown_part_of_a_message_is_shown_as_json(tmp_path, url, body):
+    step = step_of(tmp_path, url, body)
+
+    assert parts_of(step) == [{"text": "Hi."}, {"text": '{"type":"hologram","of":"a cat"}'}]
+    assert step["outcome"]["parts"] == [{"text": "Hello."}]
+
+
+@pytest.mark.spec("replay:Y34")
+@pytest.mark.parametrize(
+    "messages", [[None], [5, True], ["text"], [{}], [{"role": 5}], [{"role": "king", "content": []}]]
+)
+def test_a_message_that_is_none_is_shown_as_json(tmp_path, messages):
+    step = step_of(tmp_path, CHAT, {"model": "m", "messages": messages})
+
+    assert [json.loads(part["text"]) for part in parts_of(step)] == messages
+
+
+@pytest.mark.spec("replay:Y34")
+def test_unknown_members_of_a_body_a_tool_and_a_message_are_shown_as_json(tmp_path):
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}, "strict": True}}
+    message = {**USER, "name": "ann"}
+    body = {
+        "model": "m",
+        "temperature": 0.5,
+        "messages": [message],
+        "tools": [tool, {"type": "web_search"}],
+        "frobnicate": [1],
+    }
+    step = step_of(
+        tmp_path, CHAT, {**body, "stream": False, "tool_choice": {"type": "function", "function": {"name": "look"}}}
+    )
+
+    assert parts_of(step) == [{"text": "Hi."}, {"text": '{"name":"ann"}'}]
+    assert (step["tools"], step["tool_choice"]) == (["look"], "look")
+    left = {"frobnicate": [1], "tools": [{"name": "look", "strict": True}, {"type": "web_search"}]}
+    assert step["settings"] == {"temperature": 0.5, "extra": {"body": left}}
+
+
+@pytest.mark.spec("replay:Y34")
+def test_results_without_a_call_and_calls_without_a_result_are_shown_as_json(tmp_path):
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "5"}
+    after = step_of(tmp_path, RESPONSES, {"model": "m", "previous_response_id": "resp_1", "input": [result]})
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
+    dangling = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "user", "content": "Well?"},
+    ]
+    before = step_of(tmp_path, CHAT, {"model": "m", "messages": dangling})
+
+    assert [json.loads(part["text"]) for part in parts_of(after)] == [result]
+    assert after["settings"] == {"extra": {"body": {"previous_response_id": "resp_1"}}}
+    (shown,) = [part for part in parts_of(before) if "opaque" in part]
+    assert (shown["did"], json.loads(shown["shows"])) == ("look", {"at": "x"})
+
+
+@pytest.mark.spec("replay:Y34")
+def test_results_in_another_order_and_with_equal_ids_belong_to_their_calls(tmp_path):
+    def turn(*numbers: int) -> list[dict[str, Any]]:
+        said = [{"type": "tool_use", "id": f"t{n}", "name": f"look{n}", "input": {}} for n in numbers]
+        results = [{"type": "tool_result", "tool_use_id": f"t{n}", "content": f"saw {n}"} for n in reversed(numbers)]
+        return [
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": [{"type": "text", "text": "Go on."}, *results]},
+        ]
+
+    messages = [USER, *turn(1, 2), *turn(1, 2)]
+    step = step_of(tmp_path, ANTHROPIC, {"model": "claude-opus-5", "messages": messages})
+
+    results = [(m["name"], m["parts"], m["id"]) for m in step["said"] if m["role"] == "tool"]
+    assert results == [
+        ("look1", [{"text": "saw 1"}], "c1"), ("look2", [{"text": "saw 2"}], "c2"),
+        ("look1", [{"text": "saw 1"}], "c3"), ("look2", [{"text": "saw 2"}], "c4"),
+    ]  # fmt: skip
+
+
+@pytest.mark.spec("replay:Y34")
+@pytest.mark.parametrize("url", [ANTHROPIC, GOOGLE], ids=["anthropic", "google"])
+def test_results_of_calls_in_two_messages_of_the_model_in_a_row_belong_to_their_calls(tmp_path, url):
+    if url == ANTHROPIC:
+        said = [{"role": "assistant", "content": [{"type": "tool_use", "id": n, "name": n, "input": {}}]} for n in "ab"]
+        results = [{"type": "tool_result", "tool_use_id": n, "content": n.upper()} for n in "ba"]
+        body = {"model": "m", "messages": [USER, *said, {"role": "user", "content": results}]}
+    else:
+        calls = [{"role": "model", "parts": [{"functionCall": {"name": n, "args": {}}}]} for n in "ab"]
+        answers = [{"functionResponse": {"name": n, "response": {"is": n.upper()}}} for n in "ba"]
+        body = {"contents": [{"parts": [{"text": "Hi."}]}, *calls, {"role": "user", "parts": answers}]}
+    step = step_of(tmp_path, url, body)
+
+    results = [(m["name"], json.dumps(m["parts"])) for m in step["said"] if m["role"] == "tool"]
+    assert [name for name, _ in results] == ["a", "b"]
+    assert [name.upper() in parts for name, parts in results] == [True, True]
+    assert "opaque" not in json.dumps(step["said"])
+
+
+@pytest.mark.spec("replay:Y34")
+def test_an_equal_result_of_a_later_call_is_shown_again(tmp_path):
+    def said(number: int) -> dict[str, Any]:
+        call = {"id": f"call_{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    def told(number: int) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": f"call_{number}", "content": "sunny"}
+
+    calls = [{"choices": [{"message": said(n), "finish_reason": "tool_calls"}]} for n in (1, 2)]
+    histories = [[USER], [USER, said(1), told(1)], [USER, said(1), told(1), said(2), told(2)]]
+    exchanges = [
+        exchange(CHAT, {"model": "m", "messages": history}, reply)
+        for history, reply in zip(histories, [*calls, REPLY], strict=True)
+    ]
+    steps = tree_of(tmp_path, *exchanges)["steps"]
+
+    shown = [[message["role"] for message in step.get("said", ())] for step in steps]
+    assert shown == [["user"], ["tool"], ["tool"]]
+
+
+@pytest.mark.spec("replay:Y34")
+def test_images_and_files_are_shown_by_kind_and_broken_ones_as_json(tmp_path):
+    def image(data: str) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+    content = [
+        image("aGVsbG8="),
+        image("!"),
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,aGVsbG8="}},
+    ]
+    step = step_of(tmp_path, CHAT, {"model": "m", "messages": [{"role": "user", "content": content}]})
+    shown = parts_of(step)
+
+    assert shown[0]["media"].startswith("image/png 5 bytes")
+    assert json.loads(shown[1]["text"]) == image("!")
+    assert shown[2]["media"].startswith("application/pdf 5 bytes")
+
+    url_safe = {"inlineData": {"mimeType": "image/jpeg", "data": "_9j_4A=="}}
+    (part,) = parts_of(step_of(tmp_path, GOOGLE, {"contents": [{"role": "user", "parts": [url_safe]}]}))
+    assert part["media"].startswith("image/jpeg 4 bytes")
+
+
+@pytest.mark.spec("replay:Y34")
+def test_other_http_requests_are_listed_with_method_url_and_status(tmp_path):
+    tree = tree_of(
+        tmp_path,
+        exchange("https://api.openai.com/v1/embeddings", {"model": "e", "input": "x"}),
+        exchange("https://weather.test/today?key=abc", b"", b"sunny", method="GET", headers=()),
+        exchange("https://chat.test/v1/messages", {"text": "not for a model"}, status=404),
+        exchange("https://api.openai.com/v1/responses", b"\xff\xfe", status=400),
+    )
+
+    assert [(step["kind"], step["name"], step["outcome"]) for step in tree["steps"]] == [
+        ("perform", "POST https://api.openai.com/v1/embeddings", {"value": {"status": 200}}),
+        ("perform", "GET https://weather.test/today?key=<redacted:key>", {"value": {"status": 200}}),
+        ("perform", "POST https://chat.test/v1/messages", {"value": {"status": 404}}),
+        ("perform", "POST https://api.openai.com/v1/responses", {"value": {"status": 400}}),
+    ]
+    assert tree["model_calls"] == 0
+
+
+@pytest.mark.spec("replay:Y34")
+def test_the_host_names_the_provider(tmp_path):
+    body = {"messages": [USER]}
+    hosts = {
+        "https://openrouter.ai/api/v1/chat/completions": "openrouter/unknown",
+        "https://mine.openai.azure.com/openai/deployments/four/chat/completions?api-version=1": "azure/four",
+        "http://127.0.0.1:8000/v1/chat/completions": "openai_chat/unknown",
+    }
+    tree = tree_of(tmp_path, *[exchange(url, body, REPLY) for url in hosts])
+
+    assert [step["name"] for step in tree["steps"]] == list(hosts.values())
+
+
+@pytest.mark.spec("replay:Y34")
+def test_compressed_bodies_and_googles_arrays_are_read(tmp_path):
+    packed = gzip.compress(json.dumps(REPLY).encode())
+    stream = GOOGLE.replace(":g", ":streamG")
+    chunks = [
+        {"candidates": [{"content": {"parts": [{"text": "Hel"}]}}]},
+        {"candidates": [{"content": {"parts": [{"text": "lo."}]}, "finishReason": "STOP"}]},
+    ]
+    tree = tree_of(
+        tmp_path,
+        exchange(CHAT, {"model": "m", "messages": [USER]}, packed, headers=(*JSON, ("content-encoding", "gzip"))),
+        exchange(stream, {"contents": [{"parts": [{"text": "Hi."}]}]}, chunks),
+    )
+
+    assert [step["outcome"]["parts"] for step in tree["steps"]] == [[{"text": "Hello."}]] * 2
+
+
+@pytest.mark.spec("replay:Y34")
+def test_a_reply_that_a_run_of_ours_could_not_continue_from_is_shown_as_json(tmp_path):
+    click = {"status": "completed", "output": [{"type": "computer_call", "call_id": "x", "action": {"type": "click"}}]}
+    step = step_of(tmp_path, RESPONSES, {"model": "m", "input": "Click."}, click)
+
+    (part,) = step["outcome"]["parts"]
+    assert json.loads(part["shows"]) == click
+
+
+@pytest.mark.spec("replay:Y34")
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"null", b"{}", b"[1]", b'{"choices": 5}', b"<html>", b"\xff", b"data: {", b"[" * 500]
+)
+@pytest.mark.parametrize("status", [200, 302, 429, 500])
+def test_no_reply_is_an_error_of_the_reader(tmp_path, body, status):
+    exchanges = [
+        exchange(CHAT, {"model": "m", "messages": [USER]}, body, status),
+        exchange(ANTHROPIC, {"model": "m", "messages": [USER]}, body, status),
+        exchange(RESPONSES, {"model": "m", "input": "Hi."}, body, status),
+        exchange(GOOGLE, {"contents": [{"parts": [{"text": "Hi."}]}]}, body, status),
+    ]
+    tree = tree_of(tmp_path, *exchanges)
+
+    assert [step["kind"] for step in tree["steps"]] == ["model"] * 4
+    assert all("outcome" in step for step in tree["steps"])
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["role", "content", "type", "text", "tool_calls", "function", "name", "parts", "id", "input", "output", "call_id", "source", "data", "tool_use_id", "functionResponse"]) | st.text(max_size=3),
+        inner | st.sampled_from(["user", "assistant", "tool", "model", "system", "text", "function", "tool_use", "tool_result", "image", "function_call", "reasoning", "message", "base64"]),
+        max_size=4,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@pytest.mark.spec("replay:Y34")
+@limits(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(
+    url=st.sampled_from([CHAT, RESPONSES, ANTHROPIC, GOOGLE]), messages=st.lists(ANY, max_size=4), more=ANY, reply=ANY
+)
+def test_no_request_is_an_error(tmp_path, url, messages, more, reply):
+    history = {CHAT: "messages", ANTHROPIC: "messages", RESPONSES: "input", GOOGLE: "contents"}[url]
+    names = (
+        "tools",
+        "tool_choice",
+        "toolConfig",
+        "system",
+        "systemInstruction",
+        "instructions",
+        "temperature",
+        "stop",
+        "generationConfig",
+    )
+    body = {"model": "m", history: messages, **dict.fromkeys(names, more)}
+    tree = tree_of(
+        tmp_path, exchange(url, body, reply), exchange(url, {**body, history: [*messages, USER]}), name="any.yaml"
+    )
+
+    assert [step["kind"] for step in tree["steps"]] == ["model", "model"]
+    assert render(tree)
+
+
+@pytest.mark.spec("replay:Y34")
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"", b"- 1", b"interactions: 5", b"interactions: [5]", b"\xff\xfe\x00", b"interactions: [{request: {}, response: {}}]",
+        b"interactions: " + b"[" * 2_000, b"interactions: !!python/object/apply:os.system ['true']", b"a: &a [*a]",
+        b"interactions: []\nversion: 7",
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path, damaged):
+    path = tmp_path / "damaged.yaml"
+    path.write_bytes(damaged)
+
+    with pytest.raises(DataError, match=r"damaged\.yaml"):
+        journal_of_cassette(path)
+
+
+@pytest.mark.spec("replay:Y34")
+def test_ids_of_the_provider_make_no_difference_and_a_changed_result_does(tmp_path):
+    def loop(name: str, call_id: str, result: str) -> Path:
+        call = {"id": call_id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        told = {"role": "tool", "tool_call_id": call_id, "content": result}
+        first = {"choices": [{"message": said, "finish_reason": "tool_calls"}]}
+        tree_of(
+            tmp_path,
+            exchange(CHAT, {"model": "m", "messages": [USER]}, first),
+            exchange(CHAT, {"model": "m", "messages": [USER, said, told]}),
+            name=name,
+        )
+        return tmp_path / name
+
+    one, same, other = loop("a.yaml", "x1", "sunny"), loop("b.yaml", "x2", "sunny"), loop("c.yaml", "x3", "rain")
+
+    assert not diff(journal_of_cassette(one), journal_of_cassette(same))
+    (change,) = diff(journal_of_cassette(one), journal_of_cassette(other)).changes
+    assert [(f.pointer, f.recorded, f.now) for f in change.fields] == [
+        ("/messages/2/content/0/text", '"sunny"', '"rain"')
+    ]
