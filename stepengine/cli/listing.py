@@ -135,23 +135,17 @@ GROUPS = {
     },
     "Deploy": {
         "worker": ListedCommand("commands.worker:worker", "Run durable runs from a database until told to stop."),
-        "submit": ListedCommand("commands.deployment:submit", "Order a durable run, and print its id."),
-        "status": ListedCommand(
-            "commands.deployment:status", "Show a deployment: runs, workers alive and dead, releases."
-        ),
-        "answer": ListedCommand(
-            "commands.deployment:answer", "Answer what a run asks that somebody else has in hands."
-        ),
-        "say": ListedCommand("commands.deployment:say_to", "Say something to a run that somebody else has in hands."),
-        "cancel": ListedCommand("commands.deployment:cancel", "Cancel a run that somebody else has in hands."),
-        "retry": ListedCommand(
-            "commands.deployment:retry", "Let a durable run that stopped go on after its last record."
-        ),
-        "takeover": ListedCommand("commands.deployment:takeover", "Give the runs of a dead worker to the living."),
+        "submit": ListedCommand("commands.submit:submit", "Order a durable run, and print its id."),
+        "status": ListedCommand("commands.status:status", "Show a deployment: runs, workers alive and dead, releases."),
+        "answer": ListedCommand("commands.answer:answer", "Answer what a run asks that somebody else has in hands."),
+        "say": ListedCommand("commands.say:say_to", "Say something to a run that somebody else has in hands."),
+        "cancel": ListedCommand("commands.cancel:cancel", "Cancel a run that somebody else has in hands."),
+        "retry": ListedCommand("commands.retry:retry", "Let a durable run that stopped go on after its last record."),
+        "takeover": ListedCommand("commands.takeover:takeover", "Give the runs of a dead worker to the living."),
         "export": ListedCommand("commands.moving:export", "Write a durable run into an ordinary journal file."),
         "import": ListedCommand("commands.moving:import_", "Let a run of a journal file go on as a durable run."),
-        "gc": ListedCommand("commands.deployment:collect", "Delete durable runs that ended long ago."),
-        "migrate": ListedCommand("commands.deployment:migrate", "Make and update the tables of durable runs."),
+        "gc": ListedCommand("commands.gc:collect", "Delete durable runs that ended long ago."),
+        "migrate": ListedCommand("commands.migrate:migrate", "Make and update the tables of durable runs."),
     },
 }
 """Every command, by its group and its name; those that are needed first and most stand first."""

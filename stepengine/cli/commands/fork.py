@@ -14,8 +14,8 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.commands.deployment import App, Db, Pool
 from stepengine.cli.commands.moving import Agents, fork_durable
+from stepengine.cli.deployment import App, Db, Pool
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,

@@ -15,8 +15,8 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.commands.deployment import App, Db, Pool, Run, database_of, report_problems
 from stepengine.cli.commands.worker import offered_by
+from stepengine.cli.deployment import App, Db, Pool, Run, database_of, report_problems
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Json, TrustAnswers
 from stepengine.cli.screen.render import dumps, message_of, visible

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.commands.deployment import App, operate
+from stepengine.cli.deployment import App, operate
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import find_journal, journal_at
 from stepengine.cli.options import File, Options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.commands.deployment import App, operate
+from stepengine.cli.deployment import App, operate
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Config
 from stepengine.cli.screen.render import dumps, message_of, say, visible

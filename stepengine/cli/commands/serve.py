@@ -21,9 +21,9 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.bench import bench_for, policy_of
-from stepengine.cli.commands.deployment import database_of, report_problems
 from stepengine.cli.commands.undo import root_of
 from stepengine.cli.commands.worker import offered_by
+from stepengine.cli.deployment import database_of, report_problems
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.running_studios import announced_studio

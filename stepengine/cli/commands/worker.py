@@ -15,7 +15,7 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.commands.deployment import App, Db, Pool, database_of, report_problems
+from stepengine.cli.deployment import App, Db, Pool, database_of, report_problems
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition

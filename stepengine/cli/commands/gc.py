@@ -1,0 +1,46 @@
+"""``stepengine gc``: delete durable runs that ended long ago."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepengine.cli.exits import Exit
+from stepengine.cli.options import parse_age_option
+from stepengine.cli.screen.render import say
+
+if TYPE_CHECKING:
+    from stepengine.durable import Operator
+from stepengine.cli.deployment import App, Db, operate
+
+__all__ = ("collect",)
+
+
+def collect(
+    *,
+    older_than: Annotated[str, typer.Option(help="Age since they ended, such as 30d, 12h or 90m.", metavar="AGE")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which.")] = False,
+    db: Db = "",
+    app: App = "stepengine",
+) -> Exit:
+    """
+    Delete durable runs that ended long ago.
+
+    Whole trees, and only those of which everything has ended. Nothing is ever deleted by itself.
+
+    Examples:
+      stepengine gc --older-than 30d --dry-run
+    """
+    age = parse_age_option("--older-than", older_than)
+
+    async def deleted(operator: Operator) -> Exit:
+        from stepengine.durable import Upkeep
+
+        roots = await Upkeep(operator).collect(age.total_seconds(), dry_run=dry_run)
+        if dry_run:
+            print("\n".join(roots))
+        say(f"{len(roots)} runs {'would be' if dry_run else 'were'} deleted, with what was below them")
+        return Exit.COMPLETED
+
+    return operate(db, deleted, app=app)

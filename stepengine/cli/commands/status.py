@@ -1,0 +1,222 @@
+"""``stepengine status``: the state of a deployment, of a run or of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import attrs
+import typer
+
+from stepengine.cli.exits import Exit
+from stepengine.cli.options import Json
+from stepengine.cli.screen.render import dumps, one_line, visible
+from stepengine.errors import JournalError
+
+if TYPE_CHECKING:
+    from stepengine.durable import Operator, Overview, TurnView, Upkeep, Waiting
+from stepengine.cli.deployment import App, Db, operate
+
+__all__ = ("status",)
+
+
+def status(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="One run, with those below it.")] = "",
+    *,
+    db: Db = "",
+    executors: Annotated[
+        bool, typer.Option("--executors", help="Only the workers: who lives, and who has runs.")
+    ] = False,
+    queues: Annotated[bool, typer.Option("--queues", help="Only the queues, as the database has them.")] = False,
+    rates: Annotated[
+        bool, typer.Option("--rates", help="Only what providers are asked, where workers limit that.")
+    ] = False,
+    session: Annotated[
+        str, typer.Option(help="One session: its turns, and what was report_problems.", metavar="SESSION")
+    ] = "",
+    sessions: Annotated[bool, typer.Option("--sessions", help="Only the sessions.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Also count rows that are not portable JSON.")] = False,
+    as_json: Json = False,
+    app: App = "stepengine",
+) -> Exit:
+    """
+    Show a deployment: runs, workers alive and dead, releases.
+
+    Without RUN: how many runs are in which state and how old the oldest is; the workers, those without runs too, and
+    whether a process holds their lock; releases of which no worker lives, whose runs wait for ever; runs that kill
+    their workers. With RUN: that run, what is below it, and its open questions.
+
+    Leaves with 1 when something needs a hand: a dead worker has runs, a release has no worker, a run is poison, a row
+    cannot be read.
+
+    Examples:
+      stepengine status
+      stepengine status review-17
+      stepengine status --executors --json
+      stepengine status --session ann:chat-1
+    """
+
+    async def shown(operator: Operator) -> Exit:
+        if run:
+            return await _one_run(operator, run, as_json=as_json)
+        if session:
+            return await _one_session(operator, session, as_json=as_json)
+        if sessions:
+            return await _sessions(operator, as_json=as_json)
+        from stepengine.durable import Upkeep
+
+        upkeep = Upkeep(operator)
+        if queues:
+            return await _queues(upkeep, as_json=as_json)
+        if rates:
+            return await _rates(upkeep, as_json=as_json)
+        view = await upkeep.overview(check=check)
+        if as_json:
+            print(dumps(attrs.asdict(view)))
+        else:
+            print("\n".join(_overview(view, only_executors=executors)))
+        return Exit.FAILED if _needs_a_hand(view) else Exit.COMPLETED
+
+    return operate(db, shown, app=app)
+
+
+def _needs_a_hand(view: Overview) -> bool:
+    return bool(
+        any(not each.is_alive for each in view.executors)
+        or any(not each.has_worker for each in view.releases)
+        or view.poison
+        or view.unreadable
+    )
+
+
+def _overview(view: Overview, *, only_executors: bool) -> list[str]:
+    lines: list[str] = []
+    if not only_executors:
+        lines += _columns(
+            "STATE RUNS OLDEST", [(s, str(n), _age(view.oldest[s])) for s, n in sorted(view.states.items())]
+        )
+        lines.append("")
+    rows = [
+        (visible(e.id, strict=True), "alive" if e.is_alive else "DEAD", str(e.pending), ", ".join(e.releases))
+        for e in view.executors
+    ]
+    lines += _columns("EXECUTOR STATE HAS RELEASES", rows)
+    dead = [e.id for e in view.executors if not e.is_alive]
+    lines += [f"  -> stepengine takeover {visible(name, strict=True)}" for name in dead]
+    for each in view.releases if not only_executors else ():
+        if not each.has_worker:
+            lines.append(f"release {each.id}: no worker of it lives, and {each.runs} runs wait for one")
+    if view.poison:
+        lines.append(
+            f"{view.poison} runs were cancelled since they killed their workers; `stepengine retry RUN` tries again"
+        )
+    for table, count in (view.unreadable or {}).items():
+        lines.append(f"{table}: {count} rows are not portable JSON; some client writes with another serializer")
+    return lines
+
+
+def _columns(head: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
+    table: list[tuple[str, ...]] = [tuple(head.split()), *rows]
+    widths = [max([len(row[column]) for row in table]) for column in range(len(table[0]))]
+    return ["  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip() for row in table]
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds)}s"
+
+
+async def _one_run(operator: Operator, run: str, *, as_json: bool) -> Exit:
+    tree = await operator.tree(run)
+    asked: list[Waiting] = await operator.waiting(run)
+    waits = await operator.waits(run)
+    if as_json:
+        questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
+        waiting = [{"run": each, "kind": wait.kind, "waits_for": wait.said} for each, wait in waits]
+        print(dumps({"runs": [attrs.asdict(each) for each in tree], "questions": questions, "waits": waiting}))
+        return Exit.COMPLETED
+    rows = [(each.id, each.state, each.agent, each.executor or "-", each.release or "-") for each in tree]
+    print("\n".join(_columns("RUN STATE AGENT EXECUTOR RELEASE", rows)))
+    for each, wait in waits:
+        print(f"{each} waits for {wait.said}")
+    _show_questions(run, asked)
+    return Exit.COMPLETED
+
+
+async def _sessions(operator: Operator, *, as_json: bool) -> Exit:
+    found = await operator.sessions.all()
+    if as_json:
+        print(dumps([attrs.asdict(each) for each in found]))
+        return Exit.COMPLETED
+    rows = [(one_line(each.id, 60), str(each.turns), each.state, each.agent) for each in found]
+    print("\n".join(_columns("SESSION TURNS STATE AGENT", rows)))
+    return Exit.COMPLETED
+
+
+async def _one_session(operator: Operator, session: str, *, as_json: bool) -> Exit:
+    turns = await operator.sessions.turns(session)
+    if not turns:
+        msg = f"there is no session {session!r} in this database; `stepengine status --sessions` lists them"
+        raise JournalError(msg)
+    from stepengine.sessions import messages_to_json
+
+    kept = await operator.sessions.load(session)
+    asked = [] if kept.journal is None else await operator.waiting(kept.journal)
+    if as_json:
+        questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
+        messages = messages_to_json(kept.messages)
+        print(dumps({"turns": [attrs.asdict(turn) for turn in turns], "questions": questions, "messages": messages}))
+        return Exit.COMPLETED
+    rows = [(str(turn.number), one_line(turn.run, 60), _shown_state(turn), turn.agent) for turn in turns]
+    print("\n".join(_columns("TURN RUN STATE AGENT", rows)))
+    for message in kept.messages:
+        if message.text:
+            print(f"{message.role}: {one_line(message.text, 400)}")
+    _show_questions(kept.journal or "", asked)
+    return Exit.COMPLETED
+
+
+def _shown_state(turn: TurnView) -> str:
+    if turn.answered is not None:
+        return f"answer to {one_line(turn.answered, 60)}"
+    return "no answer" if turn.rejected else "in line" if turn.is_in_line else turn.state
+
+
+def _show_questions(run: str, asked: Sequence[Waiting]) -> None:
+    for waiting in asked:
+        for question in waiting.questions:
+            print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")
+            print(f"    -> stepengine answer {run} {one_line(question.id, 60)} VALUE")
+            if question.remember is not None:
+                print(f"    --always: {one_line(str(question.remember['id']), 120)}")
+
+
+async def _queues(upkeep: Upkeep, *, as_json: bool) -> Exit:
+    found = await upkeep.queues()
+    if as_json:
+        print(dumps([attrs.asdict(queue) for queue in found]))
+        return Exit.COMPLETED
+    rows = [
+        (
+            queue.name,
+            str(queue.worker_concurrency or "-"),
+            str(queue.global_concurrency or "-"),
+            "-" if queue.limit is None else f"{queue.limit}/{queue.period:g}s",
+            f"{queue.polling:g}s",
+        )
+        for queue in found
+    ]
+    print("\n".join(_columns("QUEUE PER-WORKER ALL LIMIT POLLING", rows)))
+    return Exit.COMPLETED
+
+
+async def _rates(upkeep: Upkeep, *, as_json: bool) -> Exit:
+    found = await upkeep.rates()
+    if as_json:
+        print(dumps([attrs.asdict(rate) for rate in found]))
+        return Exit.COMPLETED
+    rows = [(each.account, *[str(n) for n in attrs.astuple(each)[1:]]) for each in found]
+    print("\n".join(_columns("ACCOUNT UNDER-WAY WAITING REQUESTS/MIN TOKENS/MIN", rows)))
+    return Exit.COMPLETED

@@ -1,0 +1,119 @@
+"""
+What commands on a deployment share: the database, the mailbox of a journal, and the errors of both.
+
+They need the database of durable runs and no agents, models or keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from urllib.parse import urlsplit
+
+import typer
+
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.screen.render import message_of
+from stepengine.cli.settings import UsageProblem
+from stepengine.errors import ReplayDivergence, StepEngineError
+
+if TYPE_CHECKING:
+    from stepengine.durable import Operator
+    from stepengine.journal import Journal
+
+__all__ = (
+    "VARIABLE",
+    "App",
+    "Db",
+    "Pool",
+    "Run",
+    "database_of",
+    "find_journal",
+    "operate",
+    "post_to_journal",
+    "report_problems",
+)
+
+VARIABLE = "STEPENGINE_DB"
+Db: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--db", help=f"The PostgreSQL database, or @FILE with its URL; default: ${VARIABLE}.", metavar="URL|@FILE"
+    ),
+]
+App: TypeAlias = Annotated[str, typer.Option(help="The deployment's name.")]
+Pool: TypeAlias = Annotated[str, typer.Option(help="Which workers: those of this pool.")]
+Run: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, as `stepengine submit` printed it.")]
+
+
+def database_of(given: str) -> str:
+    """
+    Return the database that was typed, else that of the variable.
+
+    Raises:
+        UsageProblem: when there is none.
+    """
+    if given:
+        if "://" in given and urlsplit(given).password:
+            complain(
+                f"the password in --db can be read in the list of processes; {VARIABLE} or --db @FILE keeps it out"
+            )
+        return given
+    named = os.environ.get(VARIABLE, "").strip()
+    if not named:
+        msg = f"which database? Set {VARIABLE}, or give --db URL or --db @FILE with the URL in it"
+        raise UsageProblem(msg)
+    return named
+
+
+def report_problems(doing: Coroutine[object, Any, Exit]) -> Exit:
+    """Do something in a deployment; what keeps it from being done is one line and its exit code."""
+    from stepengine.durable import DatabaseAway, ExecutorBusy
+
+    try:
+        return asyncio.run(doing)
+    except DatabaseAway as error:
+        return complain(message_of(error), Exit.AWAY)
+    except ExecutorBusy as error:
+        return complain(message_of(error), Exit.BUSY)
+    except ReplayDivergence as error:
+        return complain(message_of(error), Exit.DIVERGED)
+
+
+def operate(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, pool: str = "default") -> Exit:
+    """Do something with the runs of a database, and say what keeps it from being done."""
+
+    async def acted() -> Exit:
+        from stepengine.durable import Operator
+
+        async with await Operator.connect(database_of(db), app=app, pool=pool) as operator:
+            return await act(operator)
+
+    return report_problems(acted())
+
+
+def find_journal(run: str, db: str) -> Journal | None:
+    """Return the journal that is meant; ``None`` for a durable run, as every id is that names no journal where a database is set."""
+    from stepengine.cli.journals import journal_at
+
+    if db:
+        return None
+    try:
+        return journal_at(run)
+    except UsageProblem:
+        if os.environ.get(VARIABLE, "").strip():
+            return None
+        raise
+
+
+def post_to_journal(post: Callable[[Any], object]) -> Exit:
+    """Let *post* put something into a mailbox by what `posting` has, which is loaded only here."""
+    from stepengine.engine import posting
+
+    try:
+        post(posting)
+    except StepEngineError as error:
+        return complain(error.message, Exit.FAILED)
+    return Exit.COMPLETED
