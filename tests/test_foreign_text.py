@@ -1063,7 +1063,7 @@ PLACES = (
                 of("a b" * 95 + "\n"),
                 of("export \n"),
             ),
-            ("tools/search/symbols.py:COMPILED",),
+            ("tools/search/symbols.py:top_level_names",),
             most=524_288,
         )
         for name in ("a.py", "a.ts", "a.go", "a.rs", "a.java", "a.c", "a.sh")

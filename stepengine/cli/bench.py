@@ -229,12 +229,12 @@ def _own_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
 
 def policy_of(options: Options) -> Policy | None:
     """Return what decides about tool calls: what was chosen on the way, what is set, or what a chat asks about."""
-    from stepengine.permissions import Policy
-
     policy: Policy | None = options.policy or options.settings.policy or (asking_policy() if options.asks else None)
     changes: Policy | None = options.policy_changes
     if changes is None:
         return policy
+    from stepengine.permissions import Policy
+
     return attrs.evolve((policy or Policy()).with_rules(*changes.rules), mode=changes.mode)
 
 

@@ -15,7 +15,6 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
-from html.entities import html5
 
 from attrs import frozen
 
@@ -139,6 +138,8 @@ def _hex(number: int, digits: int) -> str:
 
 @cache
 def _html_names() -> dict[str, list[str]]:
+    from html.entities import html5  # noqa: PLC0415 - only a known secret needs it
+
     names: dict[str, list[str]] = {}
     for name, text in html5.items():
         if name.endswith(";"):

@@ -24,9 +24,10 @@ UNASKED = (
     "stepengine.models.clouds",
     "stepengine.models.openai_chat",
     "stepengine.models._reading",
+    "stepengine.permissions",
     "stepengine.tools.web",
 )
-"""What only a model that is asked needs, or the web."""
+"""Modules that are needed only to call a model, to apply a policy, or to reach the web."""
 
 
 def loaded(code: str, *arguments: str) -> list[str]:

@@ -60,7 +60,6 @@ LANGUAGES: Mapping[str, str] = {
     **dict.fromkeys(("sh", "bash", "zsh"), SHELL),
 }
 # fmt: on
-COMPILED = {pattern: re.compile(rf"(?:{pattern})") for pattern in set(LANGUAGES.values())}
 
 
 def _suffix(name: str) -> str:
@@ -77,7 +76,7 @@ def top_level_names(text: str, name: str) -> list[str]:
     pattern = LANGUAGES.get(_suffix(name))
     if pattern is None:
         return []
-    match = COMPILED[pattern].match
+    match = re.compile(rf"(?:{pattern})").match  # compiled once for each language, by `re`
     found: dict[str, None] = {}
     for line in text.split("\n"):
         made = match(line[:LINE_CHARS]) if line and not line[0].isspace() else None
