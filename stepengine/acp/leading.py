@@ -25,7 +25,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.acp.program import AgentProgram, environment_of
-from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, RequestedFile, command_of
+from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, RequestedFile, command_of, variables_of
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.hooks import Change, StepContext
 from stepengine.data.json import JsonDict, canonical, mended
@@ -537,8 +537,11 @@ class _Talk:
         # A person has to see where a command runs, and which variables change what it does. A permission says neither.
         around = {name: given[name] for name in ("cwd", "env") if given.get(name)}
         is_at_top = self._below(text_of(around.get("cwd"))) == "."
-        if "env" in around or not is_at_top or line not in self._granted:
-            asked: dict[str, Any] = {"title": f"Run {line}"[:SHOWN_CHARS], "command": words}
+        variables = variables_of(given)
+        if variables or not is_at_top or line not in self._granted:
+            # As our shell tool would be given it: a variable such as PATH decides which program runs.
+            judged = ["env", *[f"{name}={value}" for name, value in variables.items()], *words] if variables else words
+            asked: dict[str, Any] = {"title": f"Run {shlex.join(judged)}"[:SHOWN_CHARS], "command": judged}
             if around:
                 asked["details"] = compact(around)
             if not await self._ask("execute", asked):

@@ -222,7 +222,9 @@ async def test_files_are_those_of_the_workspace_and_no_others(project: Path, tmp
 async def test_commands_run_in_the_workspace_if_rules_allow_them_and_end_with_the_turn(project: Path) -> None:
     code = "import os; print(sorted(os.listdir()), os.environ['GIVEN']); raise SystemExit(3)"
     words = [[sys.executable, "-c", code], ["rm", "-rf", "."], ["no-such-program"]]
-    rules = [Rule.allow_command([name]) for name in (sys.executable, "no-such-program", "sh")]
+    given = ["env", "GIVEN=by me"]
+    rules = [Rule.allow_command([*given, name]) for name in (sys.executable, "no-such-program")]
+    rules += [Rule.allow_command([name]) for name in (sys.executable, "sh")]
     events: list[Any] = []
     agent = led(project, "terminal", terminals=True)
     result = await Engine(
@@ -611,3 +613,17 @@ async def test_a_permission_for_a_command_says_nothing_of_its_folder_and_variabl
 
     started = [event for event in events if event.type == "tool_started" and event.source != "external"]
     assert judged == len([event for event in started if event.tool_name == "other_execute"])
+
+
+@pytest.mark.spec("interfaces:IF124")
+async def test_a_rule_that_allows_a_command_does_not_allow_it_with_variables(project: Path) -> None:
+    (project / "git").write_text("#!/bin/sh\necho > made\n")
+    (project / "git").chmod(0o755)
+    command = {"command": "git", "args": ["status"], "env": [{"name": "PATH", "value": str(project)}]}
+    policy = Policy([Rule.allow_command(["git", "status"])], mode="dont_ask")
+    (refused,) = await answers_to(project, policy, ("terminal/create", command))
+    assert ("the command was not allowed", False) == (refused, (project / "made").exists())
+
+    denies = Policy([Rule.deny_command(["git"]), Rule("allow", Every())])
+    (refused,) = await answers_to(project, denies, ("terminal/create", command))
+    assert "the command was not allowed" == refused
