@@ -74,6 +74,7 @@ class Request:
         context: What hooks get, for ``When``; ``None`` outside of a run.
         source: Who asks for it: ``"model"``, ``"handler"``, or ``"tool"`` for the body of a tool that yields; ``""`` where that is
             not known: rules about any of them hold then, but for those that allow.
+        is_call: Whether it is a call that a person can be asked about. What the engine reads for a prompt is none.
     """
 
     tool: ToolSpec
@@ -83,6 +84,7 @@ class Request:
     user_id: str | None = None
     context: HookContext | None = None
     source: str = ""
+    is_call: bool = True
 
     @property
     def commands(self) -> tuple[Argv | Script, ...]:
