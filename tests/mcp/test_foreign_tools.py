@@ -381,6 +381,21 @@ async def test_a_result_of_many_megabytes_and_parts_is_cut() -> None:
 
 
 @pytest.mark.spec("reliability:MC10")
+@pytest.mark.parametrize("count", [1, 8])
+async def test_media_of_any_size_do_not_end_the_run(count: int, tmp_path: Any) -> None:
+    """All media of a result are in one record of the journal."""
+    data = "A" * (24 * 1024 * 1024 // count)
+    many = [types.ImageContent(type="image", data=data, mime_type="image/tiff") for _ in range(count)]
+    source = source_of(giving(*many))
+    result, _ = await run(source, tool_call("srv__look", {}), tool_call("srv__look", {}))
+    async with Engine([worker(source)], models=ScriptedModel([tool_call("srv__look", {}), "ok"])) as engine:
+        recorded = await engine.run("worker", GO, journal=str(tmp_path / "run.jsonl"))
+
+    assert ("ok", "ok") == (result.output, recorded.output)
+    assert "have at most 12,582,912 bytes" in recorded.tool_calls[0].result.text
+
+
+@pytest.mark.spec("reliability:MC10")
 async def test_images_are_kept_and_what_is_none_is_said_in_words() -> None:
     image = await called(giving(types.ImageContent(type="image", data=PIXEL, mime_type="image/png")))
     broken = await called(giving(types.ImageContent(type="image", data="!!!", mime_type="image/png")))
