@@ -39,6 +39,7 @@ __all__ = (
     "failed_result",
     "misfit",
     "result_of",
+    "without_excess_media",
 )
 
 Channel: TypeAlias = Literal["once", "text", "structured"]
@@ -166,7 +167,7 @@ def result_of(
         as_before: Whether the result stands in a journal of before blobs were kept.
     """
     given = raw.get("content") or ()
-    content = _without_excess_media(given)
+    content = without_excess_media(given)
     parts = content_parts(content)
     structured = raw.get("structuredContent")
     data: JsonValue = None
@@ -187,7 +188,7 @@ def result_of(
     return as_result(ToolResult(tuple(parts), side_effects=(*blobs, *pages_in(content, page)), structured=data))
 
 
-def _without_excess_media(content: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
+def without_excess_media(content: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
     """Return *content* with a word in place of media and pages that would make its record too large."""
     kept, left = list[Mapping[str, object]](), MEDIA_BYTES
     for block in content:
