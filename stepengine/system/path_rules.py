@@ -55,12 +55,12 @@ def folded(parts: Sequence[str]) -> str:
     return unicodedata.normalize("NFC", "/".join(parts)).casefold()
 
 
-SPELLED = re.compile(r"[%\\\t\r\n]|[\0-\x20]*file:|~|\$|[A-Za-z]:", re.IGNORECASE)
-FILE_ADDRESS = re.compile(r"[\0-\x20]*file:(?=([/\\])?)", re.IGNORECASE)
+SPELLED = re.compile(r"[%\\\t\r\n]|[\s\0-\x20]*file:|~|\$|[A-Za-z]:", re.IGNORECASE)
+FILE_ADDRESS = re.compile(r"[\s\0-\x20]*file:(?=([/\\])?)", re.IGNORECASE)
 """Parsers of addresses leave out control characters and spaces at the beginning."""
 OTHER_ADDRESS = re.compile(r"(?!(?:https?|wss?|ftp)://)[A-Za-z][\w+.:-]{0,80}://", re.IGNORECASE)
 """The address of something else than a page, such as ``git+file:///srv/a`` or ``resource://a``: what it names may be a file."""
-BLANKS = "".join(map(chr, range(0x21)))
+BLANKS = "".join([char for char in map(chr, range(0x10000)) if char <= " " or char.isspace()])
 ELSEWHERE = re.compile(r"~|\$|[A-Za-z]:/")
 SPELLINGS = 32
 """No honest path has more readings than a few; one with more is not judged but refused."""

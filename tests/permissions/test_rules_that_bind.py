@@ -231,6 +231,8 @@ SPELLINGS = [
     " secrets/plan.txt",
     "\0file:///srv/shop/secrets/plan.txt",
     "\x01 file:///srv/shop/secrets/plan.txt",
+    "\xa0file:///srv/shop/secrets/plan.txt",
+    "\u2003secrets/plan.txt",
     "git+file:///srv/shop/secrets/plan.txt",
     "url:file:///srv/shop/secrets/plan.txt",
     "view-source:file:///srv/shop/secrets/plan.txt",
