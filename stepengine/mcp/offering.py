@@ -47,9 +47,10 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
         except ToolError as error:
             return failed_result(server, error)
         contents = [c.model_dump(mode="json", by_alias=True, exclude_none=True) for c in result.contents]
-        blocks: Sequence[Mapping[str, Any]] = [{"type": "resource", "resource": one} for one in contents[:PARTS]]
-        kept = [block.get("resource", block) for block in without_excess_media(blocks)]
-        return as_result(ToolResult(tuple(map(resource_part, kept)), side_effects=blobs_in(kept)))
+        blocks: list[dict[str, Any]] = [{"type": "resource", "resource": one} for one in contents[:PARTS]]
+        kept: list[dict[str, Any]] = [dict(block.get("resource", block)) for block in without_excess_media(blocks)]
+        parts = tuple([resource_part(one) for one in kept])
+        return as_result(ToolResult(parts, side_effects=blobs_in(kept)))
 
     uri = {"type": "string", "description": "The address of the resource, as the list has it"}
     return [

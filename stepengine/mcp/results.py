@@ -188,9 +188,9 @@ def result_of(
     return as_result(ToolResult(tuple(parts), side_effects=(*blobs, *pages_in(content, page)), structured=data))
 
 
-def without_excess_media(content: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
+def without_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return *content* with a word in place of media and pages that would make its record too large."""
-    kept, left = list[Mapping[str, object]](), MEDIA_BYTES
+    kept, left = list[Mapping[str, Any]](), MEDIA_BYTES
     for block in content:
         resource = block.get("resource")
         page = (resource if isinstance(resource, Mapping) else block).get("text") if _page_address(block) else ""

@@ -453,6 +453,7 @@ class _MontySession:
         self._heard = 0
         self._functions = {name: _stand_in(name) for name in functions}
         self._most_printed = printed
+        self._most_argued: int = limits["max_memory"]
         self._seconds: float = limits["max_turn_duration_secs"]
         self._sandbox = sandbox
         self._checkout = {
@@ -670,7 +671,7 @@ class _MontySession:
     def _call(self, snapshot: Any, name: str) -> ProgramCall:
         """Return a call of the program; each has its own copy of its arguments in this process, so their bytes are limited."""
         args, kwargs, line = snapshot.args, snapshot.kwargs, self._line(snapshot.position)
-        most: int = self._checkout["limits"]["max_memory"]
+        most = self._most_argued
         self._argued += argument_size(args) + argument_size(kwargs)
         if self._argued <= most:
             return ProgramCall(snapshot.call_id, name, args, kwargs, line)
