@@ -97,16 +97,9 @@ SECRET_MEMBERS = frozenset({
 })  # fmt: skip
 """Members of JSON objects, in lower case and without ``-``, ``_`` and ``.``."""
 SECRET_PARAMETERS = SECRET_MEMBERS | {
-    "auth",
-    "code",
-    "credential",
-    "key",
-    "passcode",
-    "pwd",
-    "sig",
-    "signature",
-    "token",
-}
+    "assertion", "auth", "bearer", "code", "credential", "credentials", "idtokenhint", "jwt", "key", "otp", "pass", "passcode",
+    "passwordconfirmation", "pwd", "sig", "signature", "token",
+}  # fmt: skip
 """Parameters of addresses and forms, spelled in the same way; in JSON some of these words are often no secret."""
 SECRET_PARAMETER_ENDINGS = ("apikey", "accesskey", "credential", "password", "secret", "signature", "token")
 """How other parameters end that are secret, such as ``X-Amz-Signature``."""
@@ -114,6 +107,10 @@ PAGE_TOKENS = ("continuationtoken", "nexttoken", "pagetoken", "synctoken")
 """How parameters end that only name a page of a list."""
 ESCAPED_BYTES = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 PASSWORD_IN_ADDRESS = re.compile(r"://[^\s/?#:@]*:([^\s/?#@]+)@")
+PASSWORD_WITH_AT = re.compile(r"://[^\s/?#:@]*:([^\s/?#]+)@")
+"""Most clients take the last ``@`` for the end of a password."""
+PASSWORD_IN_OPTIONS = re.compile(r"(?:(?:^|(?<=[\s;?&]))passw(?:or)?d|(?<=[;?&])pwd)=([^\s;&]+)", re.IGNORECASE)
+"""In the query of an address, or in a line such as ``host=db password=...`` and ``Server=db;Password=...``."""
 MIN_KNOWN = 8
 ORDINARY_KEYS = frozenset({
     "dummy-key", "fake-key", "lm-studio", "local-key", "no-key-needed", "not-needed", "not-required", "placeholder",
@@ -402,10 +399,9 @@ def without_secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _passwords_in(text: str) -> Iterator[str]:
-    """Give the passwords in the addresses of *text*, as written and decoded."""
-    if "://" not in text:
-        return
-    for found in PASSWORD_IN_ADDRESS.finditer(text):
+    """Give the passwords in the addresses and options of *text*, as written and decoded."""
+    kinds = (PASSWORD_IN_ADDRESS, PASSWORD_WITH_AT) if "://" in text else ()
+    for found in [found for kind in (*kinds, PASSWORD_IN_OPTIONS) for found in kind.finditer(text)]:
         yield found[1]
         yield ESCAPED_BYTES.sub(lambda run: bytes.fromhex(run[0].replace("%", "")).decode(errors="replace"), found[1])
 
@@ -431,7 +427,7 @@ def is_secret_parameter(name: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[-_.]", "", name).lower()
+    return re.sub(r"[-_.\[\]]", "", name).lower()
 
 
 def is_secret_header(name: str) -> bool:

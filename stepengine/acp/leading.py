@@ -25,7 +25,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.acp.program import AgentProgram, environment_of
-from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, RequestedFile, command_of
+from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, RequestedFile, command_of, variables_of
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.hooks import Change, StepContext
 from stepengine.data.json import JsonDict, canonical, mended
@@ -495,12 +495,13 @@ class _Talk:
         options = {str(one.get("kind")): one.get("optionId") for one in reversed(dicts_of(given.get("options")))}
         told = {**self.said.known(call.get("toolCallId")), **{k: v for k, v in call.items() if v is not None}}
         asked = _asked_input(told)
-        allowed = await self._ask(asked_kind(_category(told.get("kind"))), asked)
-        if allowed and isinstance(command := asked.get("command"), str | list):
+        kind = asked_kind(_category(told.get("kind")))
+        allowed = await self._ask(kind, asked)
+        # The program names the kind, and rules judge by it: what was allowed as reading is no permission to run a command.
+        if allowed and kind == "execute" and isinstance(command := asked.get("command"), str | list):
             # Once, so that nobody is asked twice about a command that we are told to run next.
             self._granted.add(command if isinstance(command, str) else shlex.join(command))
         if allowed:
-            kind = asked_kind(_category(told.get("kind")))
             self._granted_files.update((kind, self._below(path)) for path in asked.get("paths", ()))
         chosen = next((options[kind] for kind in (ALLOWED if allowed else DENIED) if kind in options), None)
         if allowed is None or chosen is None:
@@ -533,10 +534,14 @@ class _Talk:
         """Run a command, if it may: a program need not have asked for it before."""
         words = command_of(given)
         line = shlex.join(words)
-        if line not in self._granted:
-            asked: dict[str, Any] = {"title": f"Run {line}"[:SHOWN_CHARS], "command": words}
-            # A person has to see where a command runs, and which variables change what it does.
-            around = {name: given[name] for name in ("cwd", "env") if given.get(name)}
+        # A person has to see where a command runs, and which variables change what it does. A permission says neither.
+        around = {name: given[name] for name in ("cwd", "env") if given.get(name)}
+        is_at_top = self._below(text_of(around.get("cwd"))) == "."
+        variables = variables_of(given)
+        if variables or not is_at_top or line not in self._granted:
+            # As our shell tool would be given it: a variable such as PATH decides which program runs.
+            judged = ["env", *[f"{name}={value}" for name, value in variables.items()], *words] if variables else words
+            asked: dict[str, Any] = {"title": f"Run {shlex.join(judged)}"[:SHOWN_CHARS], "command": judged}
             if around:
                 asked["details"] = compact(around)
             if not await self._ask("execute", asked):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stepengine.system.root import Root
     from stepengine.tools.shell.process import CommandProcess
 
-__all__ = ("BorrowedFiles", "BorrowedTerminals", "RequestedFile", "command_of")
+__all__ = ("BorrowedFiles", "BorrowedTerminals", "RequestedFile", "command_of", "variables_of")
 
 # A file travels as one line of JSON, in which a letter takes up to three times its bytes (an e with an accent is six
 # characters): 12 MiB at this size. So whatever a program was given to read fits into the 16 MiB of a line
@@ -227,7 +227,7 @@ class BorrowedTerminals:
         folder = self._below(given.get("cwd"))
         system = self._place.system
         env = environment_of(()) if system is None else await asyncio.to_thread(_environment_there, system)
-        env |= {MARKER: secrets.token_hex(16)} | _variables(given.get("env"))
+        env |= {MARKER: secrets.token_hex(16)} | variables_of(given)
         program = await asyncio.to_thread(_find_program, words[0], env.get("PATH", os.defpath), system)
         if program is None:
             msg = f"there is no program {words[0]!r:.200}"
@@ -328,8 +328,10 @@ def _find_program(name: str, search_path: str, system: Elsewhere | None) -> str 
     return system.which(name, search_path.split(os.pathsep), ())
 
 
-def _variables(given: object) -> dict[str, str]:
-    pairs = given[:1_000] if isinstance(given, list) else []
+def variables_of(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that a program wants a command to see."""
+    listed = given.get("env")
+    pairs = listed[:1_000] if isinstance(listed, list) else []
     made = {one.get("name"): one.get("value") for one in pairs if isinstance(one, dict)}
     return {
         name: value

@@ -20,20 +20,29 @@ from attrs import frozen
 
 __all__ = ("Spelling", "cut_off", "spellings_of")
 
-RUNS = re.compile(r"\\+|[\s\S]")
+RUNS = re.compile(r"\\+|'+|\"+|[\s\S]")
 FIXED_RUN = re.compile(r"[A-Za-z0-9]+")
 BACKSLASHES = 15
 """Text in JSON that is in JSON that is in JSON: each level doubles the backslashes and adds one."""
 NESTED = "{0,3}"
 """How often ``25`` or ``amp;`` is repeated."""
 ESCAPED_BY_LETTER = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f", "\v": "v", "\0": "0", "\a": "a"}
+QUOTES = {"'": 3, '"': 2}
+"""By how many quotes SQL, CSV and shells write one in a quoted text."""
+QUOTE_OF_SHELL = "'\"'\"'"
 URL_SAFE = {"+": "-", "/": "_"}
-CUT = r"(?:\\{1,15}(?:[uUx][0-9A-Fa-f]{0,8})?(?:\\{1,15}(?:u[0-9A-Fa-f]{0,4})?)?|%(?:[0-9A-Fa-f%]{0,32})|&[A-Za-z0-9#;]{0,32})"
+CODED_BACKSLASH = rf"(?:%(?:25){NESTED}5[cC]|&(?:amp;){NESTED}(?:#0{{0,7}}92|#[xX]0{{0,7}}5[cC]|bsol);)"
+"""A backslash of JSON or source that stands in an address or in HTML."""
+SLASHES = rf"(?:\\{{1,{BACKSLASHES}}}|{CODED_BACKSLASH}{{1,3}})"
+AMPERSAND = rf"(?:&|%(?:25){NESTED}26|{SLASHES}u0026)"
+HASH, SEMICOLON = (rf"(?:{sign}|%(?:25){NESTED}{code})" for sign, code in (("#", "23"), (";", "3[bB]")))
+"""The signs of HTML that stands in an address, or in JSON."""
+CUT = r"[\\%&][\\%&#;A-Za-z0-9]{0,80}"
 """The beginning of an escaped sign, where the end of a text cuts it."""
 ANCHOR = 8
 HEAD = 24
 """So many signs are compared one by one to see whether a text ends within a spelling; more would be nested too deep."""
-LONGEST = 40
+LONGEST = 160
 """One sign has at most so many characters in any spelling."""
 
 
@@ -60,7 +69,9 @@ class Spelling:
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """One expression for each sign, in order."""
-        return tuple([_sign(run, is_base64=self.is_base64) for run in RUNS.findall(self.text)])
+        runs = RUNS.findall(self.text)
+        inside = range(1, len(runs) - 1)
+        return tuple([_sign(run, is_base64=self.is_base64, is_inside=at in inside) for at, run in enumerate(runs)])
 
     @cached_property
     def pattern(self) -> str:
@@ -100,8 +111,12 @@ def cut_off(parts: Sequence[str], end: str) -> str:
 
 
 @cache
-def _sign(run: str, *, is_base64: bool) -> str:
-    """Return the expression for one sign, or for a run of backslashes, in every spelling."""
+def _sign(run: str, *, is_base64: bool, is_inside: bool) -> str:
+    """
+    Return the expression for one sign, or for a run of backslashes or quotes, in every spelling.
+
+    Only *is_inside* of a text do more quotes stand for one: those at an end may be quotes around it.
+    """
     if FIXED_RUN.fullmatch(run):
         return run
     count = len(run)
@@ -109,25 +124,41 @@ def _sign(run: str, *, is_base64: bool) -> str:
     plain = (
         rf"\\{{{count},{count * (BACKSLASHES + 1)}}}" if sign == "\\" else rf"\\{{0,{BACKSLASHES}}}{re.escape(sign)}"
     )
+    if sign in QUOTES:
+        most = count * QUOTES[sign] if is_inside else count
+        plain = rf"(?:\\{{0,{BACKSLASHES}}}{sign}){{{count},{most}}}"
     other = [URL_SAFE[sign]] if is_base64 and sign in URL_SAFE else []
-    ways = [*(f"(?:{way}){{{count}}}" if count > 1 else way for way in _escapes(sign)), plain, *other]
+    coded = [rf"(?:{CODED_BACKSLASH}{{1,3}}{re.escape(sign)}){{{count}}}"]
+    if sign == "\\":
+        coded = [rf"{CODED_BACKSLASH}{{{count},{count * 8}}}"]
+    ways = [*(f"(?:{way}){{{count}}}" if count > 1 else way for way in _escapes(sign)), plain, *coded, *other]
     return f"(?:{'|'.join(ways)})"
 
 
 def _escapes(sign: str) -> Iterable[str]:
     data = sign.encode(errors="surrogatepass")
-    yield "".join([f"%(?:25){NESTED}{_hex(byte, 2)}" for byte in data])
+    # Backslashes before a backslash could be shared out in very many ways, and a search would try them all.
+    slashes = rf"\\{{1,{BACKSLASHES}}}" if sign == "\\" else SLASHES
+    before = "" if sign == "\\" else f"{SLASHES}?"
+    yield before + "".join([f"%(?:25){NESTED}{_hex(byte, 2)}" for byte in data])
     code = ord(sign)
     units = sign.encode("utf-16-be", errors="surrogatepass")
-    slashes = rf"\\{{1,{BACKSLASHES}}}"
     yield "".join([f"{slashes}u{_hex(units[at] << 8 | units[at + 1], 4)}" for at in range(0, len(units), 2)])
     yield rf"{slashes}(?:U{_hex(code, 8)}|u\{{0{{0,4}}{_hex(code, 1)}\}})"
     if code < 256:  # noqa: PLR2004 - a byte
         yield f"{slashes}x{_hex(code, 2)}"
+    yield "".join([f"{slashes}{byte:03o}" for byte in data])
+    if len(data) > 1:
+        yield "".join([f"{slashes}x{_hex(byte, 2)}" for byte in data])
+        if code < 256:  # noqa: PLR2004 - a byte
+            yield f"%{_hex(code, 2)}"  # of an address in Latin-1
     if sign in ESCAPED_BY_LETTER:
         yield slashes + ESCAPED_BY_LETTER[sign]
-    names = "".join([f"|{name}" for name in _html_names().get(sign, ())])
-    yield f"&(?:amp;){NESTED}(?:#0{{0,7}}{code};|#[xX]0{{0,7}}{_hex(code, 1)};{names})"
+    names = "".join([f"|{name.removesuffix(';')}" for name in _html_names().get(sign, ())])
+    number = f"{HASH}(?:0{{0,7}}{code}|[xX]0{{0,7}}{_hex(code, 1)})"
+    yield f"{before}{AMPERSAND}(?:amp{SEMICOLON}){NESTED}(?:{number}{names}){SEMICOLON}"
+    if sign == "'":
+        yield QUOTE_OF_SHELL
     if sign == " ":
         yield r"\+"
 

@@ -67,6 +67,9 @@ WISHES = 500
 """What a person can still read before they agree."""
 ID_CHARS, TEXT_CHARS, DESCRIPTION_CHARS = 100, 300, 2_000
 ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+CATEGORY = re.compile(r"[A-Za-z0-9_-]{0,40}")
+HOST = re.compile(r"\*|(?:\*\.)?[a-z0-9_][a-z0-9._-]*(?::[0-9]{1,5})?|\[[0-9a-f:.]+\](?::[0-9]{1,5})?")
 VALUE = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?")
 
 
@@ -383,17 +386,22 @@ def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
 
 def _ascii_host(host: str, where: str) -> str:
     """Return a host in ASCII: letters of other scripts look like those of the host that a person knows."""
-    if host.isascii():
-        return host.lower()
-    import idna
+    found = host.lower()
+    if not host.isascii():
+        import idna
 
-    name, colon, port = host.removeprefix("*.").partition(":")
-    try:
-        encoded = idna.encode(name, uts46=True).decode("ascii").lower()
-    except (idna.IDNAError, UnicodeError):
-        msg = f"{where} has {_short(host)}, which is no host; one like 'api.example.com' would be fine"
-        raise DefinitionError(msg) from None
-    return f"{'*.' if host.startswith('*.') else ''}{encoded}{colon}{port}"
+        name, colon, port = host.removeprefix("*.").partition(":")
+        try:
+            encoded = idna.encode(name, uts46=True).decode("ascii").lower()
+        except (idna.IDNAError, UnicodeError):
+            encoded = ""
+        found = f"{'*.' if host.startswith('*.') else ''}{encoded}{colon}{port}"
+    # Two hosts in one text, or a user before a host, would be read as something else than they are.
+    _expect(
+        HOST.fullmatch(found) is not None,
+        f"{where} has {_short(host)}, which is no host; one like 'api.example.com' would be fine",
+    )
+    return found
 
 
 def _read_declared(agent_id: str, value: object, where: str) -> Declared:
@@ -411,6 +419,15 @@ def _read_declared(agent_id: str, value: object, where: str) -> Declared:
         isinstance(tools, dict) and len(tools) <= MEMBERS, f"{where}.tools are an object of at most {MEMBERS} tools"
     )
     _texts([*tools, *[kind or "none" if isinstance(kind, str) else kind for kind in tools.values()]], f"{where}.tools")
+    for name, kind in tools.items():
+        # Letters of other scripts and signs look like another tool or category, or like more of the list.
+        is_plain = TOOL.fullmatch(name) is not None and (
+            not isinstance(kind, str) or CATEGORY.fullmatch(kind) is not None
+        )
+        _expect(
+            is_plain,
+            f"{where}.tools has {_short(name)}: {_short(kind)}; names and categories have the letters a to z, digits, '_' and '-'",
+        )
     return Declared(agent_id, description, tools, _texts(told.get("spawns", []), f"{where}.spawns"))
 
 

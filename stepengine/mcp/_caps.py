@@ -39,6 +39,8 @@ CHARS_PER_TOKEN = 4
 
 # results
 PARTS = 100
+MEDIA_BYTES = 12 * MIB
+"""How much the media and pages of one result may have in base64: they are in one record of a journal, which has a limit of its own."""
 PAGE_SCHEME, PAGE_ADDRESS_CHARS = "ui://", 2_000
 """How the address of a server's page starts, and how long it may be."""
 ERROR_CHARS = 4_000

@@ -11,7 +11,7 @@ from stepengine.errors import ToolError
 from stepengine.mcp._caps import DESCRIPTION_CHARS, PARTS
 from stepengine.mcp.connection import ServerConnection
 from stepengine.mcp.listing import annotations_of, shown_text
-from stepengine.mcp.results import blobs_in, content_parts, failed_result, resource_part
+from stepengine.mcp.results import blobs_in, content_parts, failed_result, resource_part, without_excess_media
 from stepengine.tooling.conversion import as_result
 from stepengine.tooling.definition import Tool
 
@@ -47,8 +47,10 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
         except ToolError as error:
             return failed_result(server, error)
         contents = [c.model_dump(mode="json", by_alias=True, exclude_none=True) for c in result.contents]
-        parts = tuple([resource_part(one) for one in contents[:PARTS]])
-        return as_result(ToolResult(parts, side_effects=blobs_in(contents)))
+        blocks: list[dict[str, Any]] = [{"type": "resource", "resource": one} for one in contents[:PARTS]]
+        kept: list[dict[str, Any]] = [dict(block.get("resource", block)) for block in without_excess_media(blocks)]
+        parts = tuple([resource_part(one) for one in kept])
+        return as_result(ToolResult(parts, side_effects=blobs_in(kept)))
 
     uri = {"type": "string", "description": "The address of the resource, as the list has it"}
     return [
@@ -84,8 +86,9 @@ def prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], session: S
         except ToolError as error:
             return failed_result(server, error)
         parts: list[ResultPart] = []
-        for message in result.messages[:PARTS]:
-            block = message.content.model_dump(mode="json", by_alias=True, exclude_none=True)
+        messages = result.messages[:PARTS]
+        blocks = [one.content.model_dump(mode="json", by_alias=True, exclude_none=True) for one in messages]
+        for message, block in zip(messages, without_excess_media(blocks), strict=True):
             parts += [TextPart(f"{message.role}: "), *content_parts([block])]
         return as_result(ToolResult(tuple(parts)))
 

@@ -24,7 +24,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
-from stepengine.mcp._caps import ERROR_CHARS, PAGE_SCHEME, PARTS
+from stepengine.mcp._caps import ERROR_CHARS, MEDIA_BYTES, PAGE_SCHEME, PARTS
 from stepengine.tooling.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut
 from stepengine.tooling.schemas import JsonSchema
 
@@ -39,6 +39,7 @@ __all__ = (
     "failed_result",
     "misfit",
     "result_of",
+    "without_excess_media",
 )
 
 Channel: TypeAlias = Literal["once", "text", "structured"]
@@ -165,18 +166,19 @@ def result_of(
         page: The ``ui://`` address of the page of its tool; ``""`` for none.
         as_before: Whether the result stands in a journal of before blobs were kept.
     """
-    content = raw.get("content") or ()
+    given = raw.get("content") or ()
+    content = without_excess_media(given)
     parts = content_parts(content)
     structured = raw.get("structuredContent")
     data: JsonValue = None
     if structured is not None:
         if channel == "text" and parts:
-            data = freeze(_without_media(structured, _media_of(content), every=True))
+            data = freeze(_without_media(structured, _media_of(given), every=True))
         elif channel == "structured":
             others = [part for part in parts if not isinstance(part, TextPart)]
-            parts = [JsonPart(freeze(_without_media(structured, _media_of(content), every=True))), *others]
+            parts = [JsonPart(freeze(_without_media(structured, _media_of(given), every=True))), *others]
         else:
-            parts = _with_structured(parts, structured, content, as_before=as_before)
+            parts = _with_structured(parts, structured, given, as_before=as_before)
     if raw.get("isError"):
         texts = [
             p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
@@ -184,6 +186,23 @@ def result_of(
         return error_result("\n".join(texts) or "the server says that the call failed, and not why")
     blobs = () if as_before else blobs_in(content)
     return as_result(ToolResult(tuple(parts), side_effects=(*blobs, *pages_in(content, page)), structured=data))
+
+
+def without_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return *content* with a word in place of media and pages that would make its record too large."""
+    kept, left = list[Mapping[str, Any]](), MEDIA_BYTES
+    for block in content:
+        resource = block.get("resource")
+        page = (resource if isinstance(resource, Mapping) else block).get("text") if _page_address(block) else ""
+        size = len(_data_of(block)) + (len(page.encode(errors="replace")) if isinstance(page, str) else 0)
+        if size > left:
+            kind = "page" if page else block.get("type")
+            words = f"[{kind} was left out: the media of a result have at most {MEDIA_BYTES:,} bytes in base64]"
+            kept.append({"type": "text", "text": words})
+            continue
+        left -= size
+        kept.append(block)
+    return kept
 
 
 def _media_of(content: Sequence[Mapping[str, object]]) -> set[str]:

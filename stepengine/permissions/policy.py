@@ -312,7 +312,7 @@ class Policy:
         has_when = any(isinstance(rule.matcher, When) for rule in rules)
         # A person who was asked about the call has seen what it names; a file that it merely leads to is then covered
         # by that yes.
-        nobody_asked = not has_when and self.check(request).decision == "allow"
+        nobody_asked = not request.is_call or (not has_when and self.check(request).decision == "allow")
         # A search asks about every file that it meets: what is the same for all of them is found out before.
         fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.is_of(request)]
         always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
@@ -331,7 +331,9 @@ class Policy:
                 if rule.decision == "deny":
                     return rule.message or f"is kept from tools by the rule {rule.id!r}"
                 first = min(first, order[rule.id])
-            return said(first)
+            # Other rules and the mode decide about calls. Whoever reads files for a prompt makes none.
+            is_about_files = first < len(rules) and rules[first].id in about_files
+            return said(first) if request.is_call or is_about_files else ""
 
         return judge
 

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 import attrs
 from attrs import frozen
@@ -48,6 +49,8 @@ WITHOUT_FILES = frozenset({"agent", "ask", "control", "memory"})
 """Categories whose tools name no files: prompts, questions and results may be the text of a path and are none."""
 MAX_PATH = 4_096
 """Characters of the longest path that a system opens."""
+DECODED = 3
+"""How often a longer text is decoded before it is judged whether it is a path."""
 DURATIONS = frozenset({"timeout", "timeout_seconds"})
 """Members that say nothing of what a command does."""
 PREFIX_WORDS = 3
@@ -74,6 +77,7 @@ class Request:
         context: What hooks get, for ``When``; ``None`` outside of a run.
         source: Who asks for it: ``"model"``, ``"handler"``, or ``"tool"`` for the body of a tool that yields; ``""`` where that is
             not known: rules about any of them hold then, but for those that allow.
+        is_call: Whether it is a call that a person can be asked about. What the engine reads for a prompt is none.
     """
 
     tool: ToolSpec
@@ -83,6 +87,7 @@ class Request:
     user_id: str | None = None
     context: HookContext | None = None
     source: str = ""
+    is_call: bool = True
 
     @property
     def commands(self) -> tuple[Argv | Script, ...]:
@@ -114,11 +119,20 @@ class Request:
         """
         The texts in other members that may be paths, too: a tool names its arguments as it likes, ``source`` or ``filename``.
 
-        A tool that declares what its calls are about has none.
+        The names in an object are among them where the tool's schema does not declare them: ``{"files": {"a.txt": "text"}}``. A tool
+        that declares what its calls are about has none.
         """
         if self.tool.about is not None or self.tool.category in WITHOUT_FILES:
             return []
-        return [text for text in _texts_outside(self.input, (*PATHS, *COMMANDS)) if 0 < len(text) <= MAX_PATH]
+        judged = (*PATHS, *COMMANDS) if self.tool.category == "execute" else PATHS
+        texts = [*_texts_outside(self.input, judged), *self._undeclared_names]
+        return [text for text in map(_shortened, texts) if 0 < len(text) <= MAX_PATH]
+
+    @property
+    def _undeclared_names(self) -> list[str]:
+        found = [name for member in self.input.values() for name in _names_inside(member)]
+        declared = frozenset(_members(self.tool.input_schema)) if found else frozenset()
+        return [name for name in found if name not in declared]
 
     @property
     def urls(self) -> list[str]:
@@ -159,9 +173,29 @@ def _texts_outside(value: object, names: Sequence[str]) -> Iterator[str]:
             yield from _texts_outside(member, names)
 
 
+def _names_inside(value: object) -> Iterator[str]:
+    """Give the names in the objects in a value."""
+    if isinstance(value, Mapping):
+        yield from value
+    for member in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _names_inside(member)
+
+
+def _shortened(text: str) -> str:
+    """Return a text as it is, and a long one without steps such as ``./``, which programs take out before they open a path."""
+    if len(text) <= MAX_PATH:
+        return text
+    for _ in range(DECODED if "%" in text else 0):
+        text = unquote(text)
+    parts = _without_climbs(_parts(text.replace("\\", "/")))
+    return text if parts is None else ("/" if text.startswith(("/", "\\")) else "") + "/".join(parts)
+
+
 def _looks_like_path(readings: Sequence[str]) -> bool:
     """Return whether a text has steps of a path and no space, or more readings than can be judged."""
-    return not readings or (not any(char.isspace() for char in readings[0]) and any("/" in one for one in readings))
+    return not readings or (
+        not any(char.isspace() for char in readings[0]) and any(one == ".." or "/" in one for one in readings)
+    )
 
 
 def _may_be_address(place: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ("ANSWER_BYTES", "ByteBudget", "TooManyBytes", "byte_size")
+__all__ = ("ANSWER_BYTES", "ByteBudget", "TooManyBytes", "argument_size", "byte_size")
 
 SMALL = 16
 """For a number, and for each list, dict and member of one."""
@@ -27,6 +27,21 @@ def byte_size(value: object) -> int:
     if isinstance(value, Mapping):
         return sum([SMALL + byte_size(key) + byte_size(inner) for key, inner in value.items()], SMALL)
     return sum([SMALL + byte_size(inner) for inner in value], SMALL) if isinstance(value, list | tuple) else SMALL
+
+
+def argument_size(value: object) -> int:
+    """Return at least how many bytes the texts in arguments of a program take, however deep they are."""
+    size, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str | bytes):
+            size += len(one)
+        elif isinstance(one, Mapping):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple | set | frozenset):
+            size += len(one)
+            left += one
+    return size
 
 
 class ByteBudget:

@@ -518,9 +518,9 @@ class _ProgramRun(RunsProgram):
     def _call_form(self, call: ProgramCall) -> dict[str, Any]:
         form: dict[str, Any] = {"id": call.id, "name": call.name, "line": call.line}
         try:
-            given = self._bind_arguments(call)
+            given = {} if call.is_cut else self._bind_arguments(call)
             self._room -= self._check_size(given)
-            if self._room < 0:
+            if call.is_cut or self._room < 0:
                 msg = f"what is given to calls at once has more than {self._programs.limits.memory:,} bytes"
                 raise ValueError(msg)  # noqa: TRY301 - answered as any other wrong argument
             given = freeze(given)

@@ -23,7 +23,7 @@ from attrs import frozen
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.programs.check_workers import STOPPED, CheckWorkers, StopSignal
 from stepengine.programs.checking import CheckedProgram, checked_by_monty
-from stepengine.programs.crossing import TooManyBytes
+from stepengine.programs.crossing import TooManyBytes, argument_size
 from stepengine.programs.stubs import ALIASES, Stubs
 from stepengine.system.after_fork import Lock
 
@@ -68,13 +68,18 @@ CROSSED = "crossed"
 
 
 class ProgramCall(NamedTuple):
-    """A call that a program made; *name* is ``"asyncio.sleep"`` for a wait, whose first argument is its seconds."""
+    """
+    A call that a program made; *name* is ``"asyncio.sleep"`` for a wait, whose first argument is its seconds.
+
+    With *is_cut* it has no arguments any more: those of all calls of the turn have more bytes than the program may use.
+    """
 
     id: int
     name: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     line: int
+    is_cut: bool = False
 
 
 class CallAnswer(NamedTuple):
@@ -448,6 +453,7 @@ class _MontySession:
         self._heard = 0
         self._functions = {name: _stand_in(name) for name in functions}
         self._most_printed = printed
+        self._most_argued: int = limits["max_memory"]
         self._seconds: float = limits["max_turn_duration_secs"]
         self._sandbox = sandbox
         self._checkout = {
@@ -622,6 +628,7 @@ class _MontySession:
 
     def _until_turn(self, begin: Any, now: datetime) -> Turn:
         monty, calls = self._sandbox.monty, list[ProgramCall]()
+        self._argued = 0
         # The sandbox's own clock begins anew with everything that it asks the host for, if only the time.
         until = time.monotonic() + self._seconds
         try:
@@ -658,8 +665,20 @@ class _MontySession:
             return snapshot.resume_not_handled() if clock is None else snapshot.resume({"return_value": clock})
         if name == HOST and self._host is not None:
             return snapshot.resume(_settled(self._answer_at_once(snapshot.args)))
-        calls.append(ProgramCall(snapshot.call_id, name, snapshot.args, snapshot.kwargs, self._line(snapshot.position)))
+        calls.append(self._call(snapshot, name))
         return snapshot.resume({"future": ...})
+
+    def _call(self, snapshot: Any, name: str) -> ProgramCall:
+        """Return a call of the program; each has its own copy of its arguments in this process, so their bytes are limited."""
+        args, kwargs, line = snapshot.args, snapshot.kwargs, self._line(snapshot.position)
+        most = self._most_argued
+        self._argued += argument_size(args) + argument_size(kwargs)
+        if self._argued <= most:
+            return ProgramCall(snapshot.call_id, name, args, kwargs, line)
+        if self._host is not None:
+            msg = f"more than {most:,} bytes were given to calls at once"
+            raise TooManyBytes(msg)
+        return ProgramCall(snapshot.call_id, name, (), {}, line, is_cut=True)
 
     def _answer_at_once(self, args: Sequence[Any]) -> CallAnswer:
         """Return what the host says at once: what it said, where a session is told again what it was told."""

@@ -395,6 +395,7 @@ class Innermost:
                 session_id=info.session_id,
                 user_id=info.user_id,
                 source="handler",
+                is_call=False,
             )
         )
 

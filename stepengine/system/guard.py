@@ -102,7 +102,7 @@ PROJECT_RULES: contextvars.ContextVar[Callable[[], CallGuard | None]] = contextv
 """Returns what binds a function that reads the project for a prompt."""
 
 
-def project_guard(folder: Path, top: Path) -> CallGuard | None:
+def project_guard(folder: Path, top: Path, workspace: Path | None = None) -> CallGuard | None:
     """
     Return what binds reading the project of *folder* for a prompt; ``None`` where no rule is about files.
 
@@ -110,15 +110,20 @@ def project_guard(folder: Path, top: Path) -> CallGuard | None:
         folder: The folder that agents work in; rules are about paths below it.
         top: The top of its repository. A file outside of *folder* is judged by every end of its path, one outside of *top* by none:
             it is the user's own.
+        workspace: The folder that tools are confined to. Rules are about paths below it, too, where it holds *folder*.
     """
     guard = PROJECT_RULES.get()()
     if guard is None or guard.file is None:
         return None
     file, base, project = guard.file, _steps(os.path.realpath(folder)), _steps(os.path.realpath(top))
+    around = base if workspace is None else _steps(os.path.realpath(workspace))
+    bases = {base, around} if base[: len(around)] == around else {base}
 
     def judge(root: Sequence[str], parts: Sequence[str]) -> str:
         real = (*root, *parts)
-        return _judge_place(file, base, real) if real[: len(project)] == project else ""
+        if real[: len(project)] != project:
+            return ""
+        return next(filter(None, [_judge_place(file, one, real) for one in bases]), "")
 
     return CallGuard(file=judge)
 

@@ -72,7 +72,7 @@ def read_project(
         return made
     folder = folder.resolve()
     # No call asks for these files, and they reach the model all the same: rules about files hold for them as for a tool's.
-    token = GUARD.set(project_guard(folder, project_top(folder)))
+    token = GUARD.set(project_guard(folder, project_top(folder), None if workspace is None else workspace.here))
     try:
         if instructions:
             _Instructions(folder, made).read(user=user)

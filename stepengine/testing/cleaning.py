@@ -197,7 +197,7 @@ def is_credential_exchange(request: RecordedRequest) -> bool:
         return True
     if SIGNED_CREDENTIALS.fullmatch(parts.hostname or "") or is_presigned(request):
         return True
-    is_form = request.header("content-type").startswith("application/x-www-form-urlencoded")
+    is_form = request.header("content-type").lower().startswith("application/x-www-form-urlencoded")
     if is_form and (b"grant_type=" in request.body or b"Action=AssumeRole" in request.body):
         return True
     return b'"private_key_id"' in request.body and b'"client_email"' in request.body
@@ -291,7 +291,7 @@ class Cleaner:
             return self._redactor.binary(body)
         if not self._redactor.suspicious(text):
             return body
-        if content_type.startswith("application/x-www-form-urlencoded"):
+        if content_type.lower().startswith("application/x-www-form-urlencoded"):
             pairs = parse_qsl(text, keep_blank_values=True)
             return urlencode([(n, self._redactor.member(n, v)) for n, v in pairs], safe="<>:/").encode()
         return self._redactor.json_text(text).encode()
@@ -346,7 +346,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     redactor = redactor_for("all", os.environ, secrets)
 
     def clean_request(request: Any) -> Any:
-        kind = str(request.headers.get("content-type", ""))
+        kind = str(request.headers.get("content-type", "")).lower()
         known = known_secrets(tuple([(name.lower(), _text(value)) for name, value in request.headers.items()]))
         cleans = _VcrCleaner(redactor.with_known(known))
         request.uri = cleans.address(request.uri)
@@ -373,8 +373,16 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     }
 
 
-ORDINARY_IN_REPLIES = frozenset({"auth", "code", "key"})
+ORDINARY_IN_REPLIES = frozenset({"auth", "code", "key", "pass"})
 """Parameters that are secret in a request, and in a reply mostly name something else."""
+
+
+FORM_PART = re.compile(r'(\bname="([^"\r\n]{1,200})"[^\r\n]*\r?\n(?:[^\r\n]+\r?\n)*\r?\n)(.*?)(?=\r?\n--)', re.DOTALL)
+"""A part of a form of several parts: what is before its value, its name, and its value."""
+
+
+def _clean_part(part: re.Match[str]) -> str:
+    return f"{part[1]}<redacted:{part[2]}>" if is_secret_parameter(part[2]) else part[0]
 
 
 @frozen
@@ -387,7 +395,11 @@ class _VcrCleaner:
         """Return *address* without userinfo and without the values of parameters that are named like secrets."""
         parts = urlsplit(address)
         host = parts.netloc.rpartition("@")[2]
-        return self.redactor.text(urlunsplit(parts._replace(netloc=host, query=self._pairs(parts.query))))
+        return self.redactor.text(
+            urlunsplit(
+                parts._replace(netloc=host, query=self._pairs(parts.query), fragment=self._pairs(parts.fragment))
+            )
+        )
 
     def text(self, value: Any) -> Any:
         """Return a text without secrets; whatever else as it is."""
@@ -407,8 +419,13 @@ class _VcrCleaner:
     def _body(self, text: str, kind: str, *, is_reply: bool) -> str:
         if kind.startswith("application/x-www-form-urlencoded"):
             return self.redactor.text(self._pairs(text))
-        tree = json_in(text)
+        if kind.startswith("multipart/form-data"):
+            return self.redactor.text(FORM_PART.sub(_clean_part, text))
+        tree = json_in(text.lstrip("\ufeff \t\r\n"))
         if isinstance(tree, str):
+            lines = text.splitlines(keepends=True)
+            if len(lines) > 1 and any(line.startswith(("{", "[")) for line in lines):
+                return "".join([self._body(line, is_reply=is_reply, kind="") for line in lines])
             return self.redactor.text(text)
         named = _without_named(tree, ORDINARY_IN_REPLIES if is_reply else frozenset())
         return self.redactor.json_text(text if named == tree else json.dumps(named, ensure_ascii=False))
@@ -427,11 +444,20 @@ def _without_named(value: Any, ordinary: frozenset[str]) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        name: f"<redacted:{name}>"
-        if isinstance(member, str) and member and name.lower() not in ordinary and is_secret_parameter(name)
+        name: _hide_texts(name, member)
+        if name.lower() not in ordinary and is_secret_parameter(name)
         else _without_named(member, ordinary)
         for name, member in value.items()
     }
+
+
+def _hide_texts(name: str, member: Any) -> Any:
+    """Return a placeholder for a text, and for each text of a list; in an object other members decide."""
+    if isinstance(member, str):
+        return f"<redacted:{name}>" if member else member
+    return (
+        [_hide_texts(name, one) for one in member] if isinstance(member, list) else _without_named(member, frozenset())
+    )
 
 
 def _list(values: Any) -> list[Any]:

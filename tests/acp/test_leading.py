@@ -222,7 +222,9 @@ async def test_files_are_those_of_the_workspace_and_no_others(project: Path, tmp
 async def test_commands_run_in_the_workspace_if_rules_allow_them_and_end_with_the_turn(project: Path) -> None:
     code = "import os; print(sorted(os.listdir()), os.environ['GIVEN']); raise SystemExit(3)"
     words = [[sys.executable, "-c", code], ["rm", "-rf", "."], ["no-such-program"]]
-    rules = [Rule.allow_command([name]) for name in (sys.executable, "no-such-program", "sh")]
+    given = ["env", "GIVEN=by me"]
+    rules = [Rule.allow_command([*given, name]) for name in (sys.executable, "no-such-program")]
+    rules += [Rule.allow_command([name]) for name in (sys.executable, "sh")]
     events: list[Any] = []
     agent = led(project, "terminal", terminals=True)
     result = await Engine(
@@ -554,3 +556,74 @@ async def test_nobody_is_asked_twice_about_a_file_that_was_just_allowed(project:
               and event.tool_name == "other_edit"]  # fmt: skip
     # The permission covers one write of that name. The second one is judged, and so is one by another name.
     assert ["Edit shop.py", "Write shop.py", "Edit link", "Write shop.py"] == judged
+
+
+def permission(kind: str, command: str) -> tuple[str, dict[str, Any]]:
+    options = [
+        {"optionId": "y", "name": "Yes", "kind": "allow_once"},
+        {"optionId": "n", "name": "No", "kind": "reject_once"},
+    ]
+    call = {"toolCallId": "t1", "title": "Look", "kind": kind, "rawInput": {"command": command}}
+    return "session/request_permission", {"toolCall": call, "options": options}
+
+
+async def answers_to(project: Path, policy: Policy, *asked: tuple[str, dict[str, Any]]) -> list[Any]:
+    engine = Engine([led(project, "files", terminals=True)], permissions=policy)
+    result = await engine.run("other", json.dumps(asked))
+    return [json.loads(line) for line in result.text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [
+        (Policy(mode="plan"), "read"),
+        (Policy([Rule.allow_category("read")], mode="dont_ask"), "search"),
+        (Policy([Rule.deny_tool("other_execute"), Rule("allow", Every())]), "think"),
+    ],
+    ids=["plan", "reading", "denied tool"],
+)
+@pytest.mark.spec("interfaces:IF121", "interfaces:IF124")
+async def test_a_permission_of_another_kind_lets_no_command_run(project: Path, policy: Policy, kind: str) -> None:
+    allowed, made = await answers_to(
+        project, policy, permission(kind, "touch made"), ("terminal/create", {"command": "touch", "args": ["made"]})
+    )
+
+    assert "y" == allowed["outcome"]["optionId"]
+    assert ("the command was not allowed", False) == (made, (project / "made").exists())
+
+
+@pytest.mark.parametrize(
+    ("more", "judged"),
+    [({}, 1), ({"cwd": "PROJECT"}, 1), ({"cwd": "PROJECT/other"}, 2), ({"env": [{"name": "A", "value": "b"}]}, 2)],
+    ids=["same", "same folder", "other folder", "variables"],
+)
+@pytest.mark.spec("interfaces:IF124")
+async def test_a_permission_for_a_command_says_nothing_of_its_folder_and_variables(
+    project: Path, more: dict[str, Any], judged: int
+) -> None:
+    (project / "other").mkdir()
+    given = {k: v.replace("PROJECT", str(project)) if isinstance(v, str) else v for k, v in more.items()}
+    events: list[Any] = []
+    engine = Engine(
+        [led(project, "files", terminals=True)], permissions=Policy([Rule("allow", Every())]), observers=[events.append]
+    )
+    await engine.run(
+        "other", json.dumps([permission("execute", "true"), ("terminal/create", {"command": "true", **given})])
+    )
+
+    started = [event for event in events if event.type == "tool_started" and event.source != "external"]
+    assert judged == len([event for event in started if event.tool_name == "other_execute"])
+
+
+@pytest.mark.spec("interfaces:IF124")
+async def test_a_rule_that_allows_a_command_does_not_allow_it_with_variables(project: Path) -> None:
+    (project / "git").write_text("#!/bin/sh\necho > made\n")
+    (project / "git").chmod(0o755)
+    command = {"command": "git", "args": ["status"], "env": [{"name": "PATH", "value": str(project)}]}
+    policy = Policy([Rule.allow_command(["git", "status"])], mode="dont_ask")
+    (refused,) = await answers_to(project, policy, ("terminal/create", command))
+    assert ("the command was not allowed", False) == (refused, (project / "made").exists())
+
+    denies = Policy([Rule.deny_command(["git"]), Rule("allow", Every())])
+    (refused,) = await answers_to(project, denies, ("terminal/create", command))
+    assert "the command was not allowed" == refused

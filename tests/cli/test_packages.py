@@ -279,11 +279,16 @@ def damaged(folder: Path, kind: str) -> Path:
         "deep": "a/" * 2_000 + "x.py",
         "long": "a" * 300 + ".py",
         "control": "acme_agents/a\nb.py",
+        "drive": "C:/evil.py",
+        "case": "acme_agents/A.PY",
     }
     file = wheel_of(folder, **content, **({names[kind]: "x"} if kind in names else {}))
     if kind in ("lzma", "bzip2"):
         with zipfile.ZipFile(file, "a", {"lzma": zipfile.ZIP_LZMA, "bzip2": zipfile.ZIP_BZIP2}[kind]) as opened:
             opened.writestr("acme_agents/more.py", "x = 1")
+    if kind == "twice":
+        with zipfile.ZipFile(file, "a") as opened, pytest.warns(UserWarning, match="Duplicate name"):
+            opened.writestr("acme_agents/a.py", "x = 1")
     data = bytearray(file.read_bytes())
     central = data.index(b"PK\x01\x02")
     if kind == "encrypted":
@@ -301,7 +306,7 @@ def damaged(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize(
     "kind",
-    ["up", "absolute", "backslash", "deep", "long", "control", "lzma", "bzip2", "encrypted", "unknown", "checksum", "short"],
+    ["up", "absolute", "backslash", "deep", "long", "control", "drive", "case", "twice", "lzma", "bzip2", "encrypted", "unknown", "checksum", "short"],
 )  # fmt: skip
 @pytest.mark.spec("packages:PK13")
 def test_a_wheel_that_nothing_should_unpack_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
@@ -357,8 +362,14 @@ def test_a_person_is_shown_all_that_they_agree_to_and_what_matters_first(
             "a person agrees",
         ),
         ({"hosts": ["exa mple\u0430.com"]}, "no host"),
+        ({"hosts": ["a.com, b.com"]}, "no host"),
+        ({"hosts": ["good.com@evil.com"]}, "no host"),
+        ({"hosts": ["good.com/.evil.com"]}, "no host"),
+        ({"agents": {"a": {"tools": {"look": "re\u0430d"}}}}, "names and categories"),
+        ({"agents": {"a": {"tools": {"re\u0430d": "execute"}}}}, "names and categories"),
+        ({"agents": {"a": {"tools": {"look, in all: 0": "execute"}}}}, "names and categories"),
     ],
-    ids=["of one", "of all", "host"],
+    ids=["of one", "of all", "host", "two hosts", "user", "path", "category", "tool", "list"],
 )
 def test_a_declaration_that_no_person_can_judge_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
     wheel = wheel_of(tmp_path, **{"acme_agents/stepengine-agents.json": declared(**more)})

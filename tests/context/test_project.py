@@ -451,6 +451,35 @@ def test_rules_about_files_hold_for_what_a_prompt_is_made_of(tmp_path: Path, rul
     assert is_shown == ("canary" in str(model.calls[0]))
 
 
+@pytest.mark.parametrize("mode", ["default", "accept_edits", "dont_ask", "plan"])
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+@pytest.mark.spec("reliability:FP4", "interfaces:IF90")
+def test_a_file_that_a_person_would_be_asked_about_reaches_no_prompt(tmp_path: Path, mode: Any, kind: str) -> None:
+    """Nobody is asked about a prompt, so no answer covers the file."""
+    write(tmp_path, **{"secrets/plan.txt": "canary", "CLAUDE.md": "open"})
+    if kind == "symbolic":
+        (tmp_path / "AGENTS.md").symlink_to("secrets/plan.txt")
+    else:
+        (tmp_path / "AGENTS.md").hardlink_to(tmp_path / "secrets/plan.txt")
+    _, model, _ = run(tmp_path, permissions=Policy([Rule.ask_for_path("secrets/**")], mode=mode))
+
+    assert (False, True) == ("canary" in str(model.calls[0]), "open" in str(model.calls[0]))
+
+
+@pytest.mark.parametrize("make", [Rule.deny_path, Rule.ask_for_path])
+@pytest.mark.spec("interfaces:IF90")
+def test_rules_about_the_workspace_hold_for_a_root_below_it(tmp_path: Path, make: Any) -> None:
+    write(tmp_path, **{"secrets/AGENTS.md": "canary"})
+    worker = AgentDefinition(
+        "worker", model="x/y", hooks=Hooks(pre_run=[project_context(tmp_path / "secrets", facts=False)])
+    )
+    model = ScriptedModel(["Done."])
+    with Engine([worker], models=model, workspace=tmp_path, permissions=Policy([make("secrets/**")])) as engine:
+        engine.run_sync("worker", "Go.")
+
+    assert "canary" not in str(model.calls[0])
+
+
 @pytest.mark.spec("interfaces:IF90")
 def test_denied_skills_and_names_of_denied_files_reach_no_prompt(tmp_path: Path, home: Path) -> None:
     git(tmp_path, "init", "-q")

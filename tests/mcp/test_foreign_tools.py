@@ -12,6 +12,7 @@ import mcp_types as types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.server import Server
 
 from stepengine import AgentDefinition, Engine, RunStatus, ToolCall, tool
 from stepengine.data.codec import plain
@@ -378,6 +379,54 @@ async def test_a_result_of_many_megabytes_and_parts_is_cut() -> None:
 
     assert len(huge.text) < 101_000
     assert "9,900 more parts were left out" in many.text
+
+
+@pytest.mark.spec("reliability:MC10")
+@pytest.mark.parametrize("count", [1, 8])
+async def test_media_of_any_size_do_not_end_the_run(count: int, tmp_path: Any) -> None:
+    """All media of a result are in one record of the journal."""
+    data = "A" * (24 * 1024 * 1024 // count)
+    many = [types.ImageContent(type="image", data=data, mime_type="image/tiff") for _ in range(count)]
+    source = source_of(giving(*many))
+    result, _ = await run(source, tool_call("srv__look", {}), tool_call("srv__look", {}))
+    async with Engine([worker(source)], models=ScriptedModel([tool_call("srv__look", {}), "ok"])) as engine:
+        recorded = await engine.run("worker", GO, journal=str(tmp_path / "run.jsonl"))
+
+    assert ("ok", "ok") == (result.output, recorded.output)
+    assert "have at most 12,582,912 bytes" in recorded.tool_calls[0].result.text
+
+
+@pytest.mark.spec("reliability:MC10")
+@pytest.mark.parametrize("tool", ["mcp_read_srv", "mcp_prompt_srv"])
+async def test_media_of_resources_and_prompts_do_not_end_the_run(tool: str, tmp_path: Any) -> None:
+    data = "A" * (24 * 1024 * 1024)
+    png = base64.b64encode(base64.b64decode(PIXEL) + bytes(4 * 1024 * 1024)).decode()
+    image = types.ImageContent(type="image", data=png, mime_type="image/png")
+    blob = types.BlobResourceContents(uri="a://b", blob=data, mime_type="image/tiff")
+    foreign = Foreign(described("look"), prompts=[types.Prompt(name="p")])
+
+    async def read(ctx: Any, params: Any) -> types.ReadResourceResult:
+        return types.ReadResourceResult(contents=[blob])
+
+    async def get(ctx: Any, params: Any) -> types.GetPromptResult:
+        return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=image)] * 4)
+
+    async def listed(ctx: Any, params: Any) -> types.ListResourcesResult:
+        return types.ListResourcesResult(resources=[])
+
+    foreign.server = Server(
+        "foreign", on_list_tools=foreign._list, on_list_prompts=foreign._prompts, on_get_prompt=get, on_read_resource=read,
+        on_list_resources=listed,
+    )  # fmt: skip
+    given = {"uri": "a://b"} if tool == "mcp_read_srv" else {"name": "p"}
+    model = ScriptedModel([tool_call(tool, given), "ok"])
+    async with Engine([worker(source_of(foreign, resources=True, prompts=True))], models=model) as engine:
+        result = await engine.run("worker", GO, journal=str(tmp_path / "run.jsonl"))
+
+    assert ("ok", True) == (
+        result.output,
+        "have at most 12,582,912 bytes" in str(result.tool_calls[0].result.content[-1]),
+    )
 
 
 @pytest.mark.spec("reliability:MC10")

@@ -228,6 +228,16 @@ SPELLINGS = [
     "~/shop/secrets/plan.txt",
     "$HOME/shop/secrets/plan.txt",
     "${PWD}/secrets/plan.txt",
+    " secrets/plan.txt",
+    "\0file:///srv/shop/secrets/plan.txt",
+    "\x01 file:///srv/shop/secrets/plan.txt",
+    "\xa0file:///srv/shop/secrets/plan.txt",
+    "\u2003secrets/plan.txt",
+    "git+file:///srv/shop/secrets/plan.txt",
+    "url:file:///srv/shop/secrets/plan.txt",
+    "view-source:file:///srv/shop/secrets/plan.txt",
+    "resource://secrets/plan.txt",
+    "vscode-remote://host/srv/shop/secrets/plan.txt",
 ]
 
 
@@ -256,6 +266,13 @@ MOVES = [
     {"filename": "secrets/plan.txt"},
     {"edits": [{"where": "secrets%2fplan.txt"}]},
     {"anything": "docs/../secrets/plan.txt"},
+    {"files": {"secrets/plan.txt": "New text."}},
+    {"anything": [{"secrets/plan.txt": {"text": "New text."}}]},
+    {"anything": "./" * 3_000 + "secrets/plan.txt"},
+    {"anything": "docs/../" * 3_000 + "secrets/plan.txt"},
+    {"anything": "%2e%2f" * 3_000 + "secrets/plan.txt"},
+    {"anything": ".\\" * 3_000 + "secrets\\plan.txt"},
+    {"command": ["cat", "secrets/plan.txt"]},
 ]
 
 
@@ -274,6 +291,9 @@ def test_a_path_binds_by_its_value_in_whatever_argument_it_is(given: dict[str, A
         {"path": "docs/a.md", "destination": "secrets/a.md"},
         {"path": "docs/a.md", "anything": ["secrets%2fa.md"]},
         {"path": "docs/a.md", "anything": "../a.md"},
+        {"path": "docs/a.md", "destination": ".."},
+        {"path": "docs/a.md", "anything": {"secrets/a.md": "New text."}},
+        {"path": "docs/a.md", "argv": ["cat", "/srv/a"]},
     ],
 )
 @pytest.mark.spec("reliability:PM47")

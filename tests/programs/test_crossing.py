@@ -124,6 +124,28 @@ async def test_a_program_that_moves_too_many_bytes_is_ended_with_the_limit(
 
 
 @pytest.mark.spec("programs:PG44")
+@pytest.mark.parametrize("value", ["'a' * 500_000", "['a' * 250_000] * 2", "{'a' * 500_000: 1}", "b'a' * 500_000"])
+async def test_calls_that_begin_together_do_not_fill_the_memory_of_the_host(value: str, sandbox: MontySandbox) -> None:
+    """Each call has a copy of its arguments in this process, although they are one value inside."""
+    code = f"import asyncio\nvalue = {value}\nawait asyncio.gather(*[echo(value) for n in range(300)])"
+    mode = code_mode(echo, limits=ProgramLimits(memory=16 * MEBI), sandbox=sandbox)
+    agent = AgentDefinition("a", model="test/m", tools=[mode])
+    tracemalloc.start()
+    try:
+        async with Engine(
+            [agent], models=ScriptedModel([tool_call("run_code", {"code": code}), text("end")])
+        ) as engine:
+            result = await engine.run(agent, "go")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    answer = next(message.text for message in result.state.message_history if message.role == "tool")
+    assert "TypeError" in answer
+    assert most < 64 * MEBI
+
+
+@pytest.mark.spec("programs:PG44")
 async def test_each_program_of_a_session_has_its_own_bytes(sandbox: MontySandbox) -> None:
     calls = [
         tool_call("run_code", {"code": "for n in range(15):\n    await echo('a' * 90_000)\n'done'"}) for _ in range(4)

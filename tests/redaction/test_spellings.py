@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import shlex
 import time
 from collections.abc import Callable
 from urllib.parse import quote, quote_plus
@@ -56,6 +57,19 @@ ENCODERS: dict[str, Callable[[str], str]] = {
     "repr": lambda text: repr(text)[1:-1],
     "ascii": lambda text: ascii(text)[1:-1],
     "HTML": html.escape,
+    "JSON in an address": lambda text: quote(json_text(text), safe=""),
+    "JSON in an address in an address": lambda text: quote(quote(json_text(text), safe=""), safe=""),
+    "JSON in JSON in an address": lambda text: quote(json_text(json_text(text)), safe=""),
+    "JSON in HTML": lambda text: html.escape(json_text(text)),
+    "JSON in HTML of numbers": lambda text: html_numbers(json_text(text)),
+    "HTML in JSON": lambda text: json_for_html(html.escape(text)),
+    "HTML in an address": lambda text: quote(html_numbers(text), safe=""),
+    "a word of a shell": lambda text: shlex.quote(text)[1:-1],
+    "a word in single quotes": lambda text: text.replace("'", "'\\''"),
+    "SQL": lambda text: text.replace("'", "''"),
+    "CSV": lambda text: text.replace('"', '""'),
+    "repr of bytes": lambda text: repr(text.encode())[2:-1],
+    "octal": lambda text: "".join([chr(b) if chr(b).isalnum() and b < 128 else f"\\{b:03o}" for b in text.encode()]),
     "HTML of HTML": lambda text: html.escape(html.escape(text)),
     "HTML numbers": html_numbers,
     "HTML hexadecimal": html_hex,
@@ -85,6 +99,16 @@ def test_a_known_secret_is_found_in_every_encoding(encode: Callable[[str], str])
 SIGNS = st.text(
     st.sampled_from("aB3/+&=<>'\"\\ %?#;:-_.~!@$^*()[]{}|`,\n\t\u00e4\u20ac\U0001f511"), min_size=8, max_size=24
 )
+
+
+@pytest.mark.parametrize("secret", ['"abc12345', 'abc12345"', '"abc12345"', "'abc12345'", 'abc""12345', '\\abc12345"'])
+@pytest.mark.parametrize("wrap", [json.dumps, lambda text: json.dumps([text, json.dumps([text])])])
+def test_quotes_around_a_secret_stay(secret: str, wrap: Callable[[str], str]) -> None:
+    redactor = redactor_for("known", {}, {secret: "S"})
+    cleaned = redactor.text(wrap(secret))
+
+    assert "abc12345" not in cleaned
+    assert "<redacted:S>" in str(json.loads(cleaned))
 
 
 @pytest.mark.spec("reliability:R11", "replay:K6")
@@ -164,6 +188,13 @@ def test_an_ordinary_variable_is_no_secret(name: str) -> None:
         ("redis://:s3cret-word@cache:6379/0", {"s3cret-word"}),
         ("postgres://app:s3cret%2Fword@db/app", {"s3cret%2Fword", "s3cret/word"}),
         ("amqp://a:first-one@h1,amqp://a:second-one@h2", {"first-one", "second-one"}),
+        ("amqp://app:s3cret@word@mq/app", {"s3cret@word"}),
+        ("postgresql:///app?host=db&password=s3cret%2Fword", {"s3cret%2Fword", "s3cret/word"}),
+        ("jdbc:mysql://db/app?user=app&password=s3cret-word", {"s3cret-word"}),
+        ("host=db user=app password=s3cret-word", {"s3cret-word"}),
+        ("Server=db;Password=s3cret-word;Encrypt=yes", {"s3cret-word"}),
+        ("Server=db;Pwd=s3cret-word", {"s3cret-word"}),
+        ("pwd=/srv/shop/folder", set()),
         ("https://example.test:8080/a@b", set()),
         ("https://user@example.test/", set()),
         ("https://user:short@example.test/", set()),

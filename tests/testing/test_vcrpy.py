@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -439,3 +440,48 @@ def test_secrets_of_any_vendor_stay_out_of_vcrpys_files(tmp_path: Path) -> None:
     assert "PROJ-1" == again["key"]
     assert "q=weather&page=2" in text
     assert "part=" in text
+
+
+CANARY = "zq9Hk27TmPLx4"
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.spec("replay:V17")
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (FORM.title(), f"password={CANARY}"),
+        (FORM, f"user[password]={CANARY}"),
+        (FORM, f"password_confirmation={CANARY}"),
+        (FORM, f"grant_type=jwt-bearer&assertion={CANARY}"),
+        ("application/json", f'\ufeff{{"password": "{CANARY}"}}'),
+        ("application/json", f'\n  {{"password": "{CANARY}"}}'),
+        ("application/json", f'{{"passwords": 1, "password": ["{CANARY}"]}}'),
+        ("application/json", f'{{"credentials": {{"password": "{CANARY}"}}}}'),
+        ("application/x-ndjson", f'{{"a": 1}}\n{{"password": "{CANARY}"}}\n'),
+        (
+            "Multipart/Form-Data; boundary=b",
+            f'--b\r\nContent-Disposition: form-data; name="password"\r\n\r\n{CANARY}\r\n--b--\r\n',
+        ),
+    ],
+)
+def test_a_secret_member_of_any_body_is_not_stored(kind: str, body: str) -> None:
+    request = SimpleNamespace(
+        uri="https://example.test/", headers={"Content-Type": kind, "content-type": kind}, body=body.encode()
+    )
+    stored = vcr_config()["before_record_request"](request)
+
+    assert CANARY.encode() not in stored.body
+    assert b"redacted" in stored.body
+
+
+@pytest.mark.spec("replay:V17")
+@pytest.mark.parametrize("query", ["a[token]=X", "jwt=X", "TOKEN[]=X", "otp=X"])
+@pytest.mark.parametrize("where", ["?", "#"])
+def test_a_secret_in_an_address_is_not_stored(query: str, where: str) -> None:
+    address = f"https://example.test/back{where}{query.replace('X', CANARY)}"
+    reply = {"headers": {"Location": [address]}, "body": {"string": b""}}
+    request = SimpleNamespace(uri=address, headers={}, body=b"")
+
+    assert CANARY not in str(vcr_config()["before_record_response"](reply))
+    assert CANARY not in vcr_config()["before_record_request"](request).uri

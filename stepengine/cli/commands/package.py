@@ -197,8 +197,12 @@ def _unpack_wheel(path: Path, scratch: Path) -> Path:
             if len(members) > WHEEL_FILES or sum(info.file_size for info in members) > WHEEL_BYTES:
                 msg = f"{wheel.name} holds more than {WHEEL_FILES:,} files or {WHEEL_BYTES:,} bytes"
                 raise UsageProblem(msg)
+            seen = set[str]()
             for info in members:
-                if why := _refuse_member(info):
+                # Programs that install a wheel differ in which one of two they take, and so in what was checked.
+                is_twice = info.filename.casefold() in seen
+                seen.add(info.filename.casefold())
+                if why := "is in it twice" if is_twice else _refuse_member(info):
                     msg = f"{wheel.name} is not installed safely: its member {info.filename[:SHOWN_CHARS]!r} {why}"
                     raise UsageProblem(msg)
             opened.extractall(site)
@@ -228,6 +232,7 @@ def _refuse_member(info: zipfile.ZipInfo) -> str:
         any(name in ("", ".", "..") for name in names)
         or not info.orig_filename.isprintable()
         or "\\" in info.orig_filename
+        or ":" in info.orig_filename
     ):
         return "has a name that leads elsewhere"
     if len(names) > WHEEL_DEPTH or len(info.orig_filename.encode()) > NAME_BYTES:
