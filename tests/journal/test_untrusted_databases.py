@@ -133,3 +133,19 @@ def test_a_database_of_many_runs_is_not_listed_again_for_each(tmp_path: Path, mo
 
     assert result.exit_code == 1
     assert len(listed) <= 5 * 200
+
+
+@pytest.mark.spec("replay:J50")
+@pytest.mark.parametrize("command", ["show", "check", "view", "resume"])
+def test_a_schema_that_is_no_text_is_damage(tmp_path: Path, command: str) -> None:
+    path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    damaged = path.read_bytes().replace(b"lineslines", b"l\xb3nesl\xb3nes").replace(b"run TEXT", b"run ((((")
+    path.write_bytes(damaged)
+
+    result = CliRunner().invoke(app, [command, f"{path}#r"])
+
+    assert result.exit_code in (1, 2)
+    assert isinstance(result.exception, SystemExit)
+    assert "cannot be used as a journal: it is damaged" in " ".join(result.stderr.split())
