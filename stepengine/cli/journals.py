@@ -209,9 +209,10 @@ def journal_at(text: str, *, sign: str = "") -> Journal:
         raise UsageProblem(msg)
     if database is None:
         return FileJournal(name, sign=sign or None)
-    runs = SqliteJournal(name).runs()
+    # Not all runs where one is named: `check` names each of them in turn.
+    runs = SqliteJournal(name).runs(run)
     if run not in runs and (run or len(runs) != 1):
-        listed = list_names([f"{name}#{known}" for known in runs], text)
+        listed = list_names([f"{name}#{known}" for known in SqliteJournal(name).runs()], text)
         msg = f"{text!r} names no run; {name} holds: {listed}"
         raise UsageProblem(msg)
     return SqliteJournal(name, run or runs[0], sign=sign or None)

@@ -52,7 +52,11 @@ class GuardedConnection(sqlite3.Connection):
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Execute a statement, which gets the whole bound."""
         self._operations, self.is_over = 0, False
-        return super().execute(sql, parameters)
+        try:
+            return super().execute(sql, parameters)
+        except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its error
+            msg = "it is damaged: its schema is not text"
+            raise sqlite3.DatabaseError(msg) from error
 
     def _stops(self) -> bool:
         # This call is also where Python handles Ctrl-C, which it cannot do inside of SQLite.

@@ -118,3 +118,34 @@ async def test_a_line_that_is_no_bytes_is_damage_of_its_record(tmp_path: Path) -
 
     assert 1 == result.exit_code
     assert "record 2" in result.stderr
+
+
+@pytest.mark.spec("replay:J50")
+def test_a_database_of_many_runs_is_not_listed_again_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.executemany("INSERT INTO lines VALUES (?, 1, x'7b7d0a')", [(f"r{n:03}",) for n in range(200)])
+    listed: list[str] = []
+    runs = SqliteJournal.runs
+    monkeypatch.setattr(SqliteJournal, "runs", lambda self, *given: listed.extend(found := runs(self, *given)) or found)
+
+    result = CliRunner().invoke(app, ["check", str(path)])
+
+    assert result.exit_code == 1
+    assert len(listed) <= 5 * 200
+
+
+@pytest.mark.spec("replay:J50")
+@pytest.mark.parametrize("command", ["show", "check", "view", "resume"])
+def test_a_schema_that_is_no_text_is_damage(tmp_path: Path, command: str) -> None:
+    path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    damaged = path.read_bytes().replace(b"lineslines", b"l\xb3nesl\xb3nes").replace(b"run TEXT", b"run ((((")
+    path.write_bytes(damaged)
+
+    result = CliRunner().invoke(app, [command, f"{path}#r"])
+
+    assert result.exit_code in (1, 2)
+    assert isinstance(result.exception, SystemExit)
+    assert "cannot be used as a journal: it is damaged" in " ".join(result.stderr.split())
