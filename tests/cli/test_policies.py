@@ -22,6 +22,7 @@ from stepengine import AgentDefinition, tool
 
 @tool(category="write")
 def put(x: int) -> str:
+    'Put.'
     raise RuntimeError("nothing is run")
 
 agent = AgentDefinition("lead", tools=[put])

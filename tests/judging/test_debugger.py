@@ -291,6 +291,7 @@ from stepengine import STEP, AgentDefinition, Limits, ToolCall, tool
 
 @tool
 def read(path: str) -> str:
+    'Read.'
     return "text of " + path
 
 

@@ -30,16 +30,19 @@ if loop == "uvloop":
 
 @tool(parallel_safe=True)
 async def later(n: int) -> int:
+    'Wait.'
     await asyncio.sleep(0.001)
     return n
 
 @tool(parallel_safe=True)
 def in_a_thread(n: int) -> int:
+    'Block.'
     time.sleep(0.001)
     return -n
 
 @tool
 async def for_ever() -> str:
+    'Never end.'
     await asyncio.sleep(600)
     return "never"
 

@@ -185,16 +185,19 @@ def tide_of(port: str) -> str:
     return f"noon at {port}"
 
 
-def run_a_program_without_the_extra() -> str:
+def run_a_program() -> str:
     """
-    A scripted model runs a program over a tool in this process: for tests, which need not the extra.
+    A scripted model runs a program over a tool.
     """
-    sandbox: Sandbox = MontySandbox()
+    monty = MontySandbox()
+    sandbox: Sandbox = monty
     run_code = code_mode(tide_of, limits=ProgramLimits(calls=10), sandbox=sandbox)
     model = ScriptedModel([tool_call("run_code", {"code": "await tide_of('Brest')"}), text("Found.")])
     agent = AgentDefinition("looker", model="anthropic/claude-sonnet-5", tools=[run_code])
     with Engine([agent], models=model) as engine:
-        return engine.run_sync(agent, "Look for tide.").tool_calls[0].result.text
+        found = engine.run_sync(agent, "Look for tide.").tool_calls[0].result.text
+    monty.close()
+    return found
 
 
 # --- tools that a model searches for -----------------------------------------------------------------------------------

@@ -66,8 +66,11 @@ def test_a_tool_is_searched_for_and_called(tasks: ModuleType) -> None:
     assert tasks.search_a_tool_and_call_it() == ["tide", "tide", "noon at Brest"]
 
 
-def test_a_program_runs_without_the_extra(tasks: ModuleType) -> None:
-    assert "noon at Brest" == tasks.run_a_program_without_the_extra()
+@pytest.mark.leaks_allowed("the sandbox opens its threads once for a process")
+def test_a_program_runs_in_the_sandbox(tasks: ModuleType) -> None:
+    pytest.importorskip("pydantic_monty", reason="needs the extra programs")
+
+    assert "noon at Brest" == tasks.run_a_program()
 
 
 def test_images_and_documents_arrive_and_thinking_is_asked_for(tasks: ModuleType, tmp_path: Path) -> None:
