@@ -635,10 +635,10 @@ def _not_here(message: str) -> Problem:
 
 
 def _row_of(found: Registered, status: str = "") -> RunRow:
-    # A conversation that somebody began past this server has no name of an owner before its own.
+    # A conversation that somebody started past this server has no name of an owner before its own, and such a run no request.
     session = found.session if found.session is None or found.owner else f":{found.session}"
     return RunRow(
-        found.run, found.owner, found.agent, status or found.status, found.created, found.created, found.request, session,
+        found.run, found.owner, found.agent, status or found.status, found.created, found.created, found.request or {}, session,
         found.tries, found.error,
     )  # fmt: skip
 
