@@ -303,6 +303,7 @@ print(result.status.value, result.output)
 
 @pytest.mark.deep
 @pytest.mark.spec("programs:PG42")
+@pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
 def test_a_question_is_answered_in_another_process_and_the_run_replayed_without_the_sandbox(tmp_path: Path) -> None:
     plain, read = both(tmp_path)
     journal = FileJournal(tmp_path / "run.jsonl")
