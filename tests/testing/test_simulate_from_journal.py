@@ -175,7 +175,7 @@ def test_of_a_long_run_some_places_are_drawn_always_the_same() -> None:
     """
     More than forty effects: two hundred worlds beside the calm one.
     """
-    work = Tool(name="work", description="", input_schema=SCHEMA, run=lambda given: "done", in_thread=False)
+    work = Tool(name="work", description="Work.", input_schema=SCHEMA, run=lambda given: "done", in_thread=False)
     agent = AgentDefinition("long", model="t/m", tools=[work])
     journal = MemoryJournal()
     replies = [*[tool_call("work", {"order": str(n)}) for n in range(30)], text("done")]

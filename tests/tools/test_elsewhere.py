@@ -47,6 +47,7 @@ SUITE = {
 }  # fmt: skip
 """Not those of terminals of an editor and of ``sandbox=True``, which belong to this machine."""
 INSIDE = {
+    "test_the_name_that_a_repository_sets_counts_before_that_of_the_user": "the configuration of a repository is read on this machine alone",
     "nothing_is_started": "it looks at what this process starts",
     "a_missing_folder_that_appears_as_a_link": "it puts another function in the place of one of this process",
     "walk_by_descriptor_is_not_possible": "it takes functions from this process",
