@@ -27,10 +27,11 @@ from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
 from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
-from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, OWNER_IDLE_SECONDS, RUN_LIST_BYTES, TOOLS
+from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
 from stepengine.mcp.asking import STYLE, ServerQuestions, bounded_requests
 from stepengine.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
-from stepengine.mcp.http import NO_RUN, RUN, McpRun
+from stepengine.mcp.connections import ServerConnections
+from stepengine.mcp.http import NO_RUN, McpRun
 from stepengine.mcp.listing import (
     ListedTool,
     annotations_of,
@@ -45,14 +46,13 @@ from stepengine.mcp.offering import prompt_tool, resource_tools
 from stepengine.mcp.results import Channel, cut_off_result, error_result, failed_result, misfit, result_of
 from stepengine.mcp.stdio import ServerProgram
 from stepengine.runtime.logs import LOGGER
-from stepengine.system.after_fork import leave, renewed
+from stepengine.system.after_fork import renewed
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.definition import Tool
 
 __all__ = ("McpTools", "mcp_tools")
 
 CATEGORY = "mcp"
-END_SECONDS = 10.0
 GREW = "list_changed"
 """What stands in a pending result while the run asks for a list of tools that has changed."""
 SETTLED = ("ok", "error")
@@ -264,17 +264,13 @@ class McpTools:
         self._defer = defer
         self._pins = pins
         self._asking = ServerQuestions(options.name, options.roots or ())
-        self._by_owner = callable(options.auth) and not hasattr(options.auth, "async_auth_flow")
-        self._connections: dict[tuple[int, str], ServerConnection] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._connections = ServerConnections(options)
         self._is_shared = False
         renewed(self)
 
     def renew(self) -> None:
-        """Start servers anew: those of a forked child's parent answer the parent."""
-        leave(list(self._connections.values()))
-        self._connections.clear()
-        self._closing.clear()
+        """Start servers again in a forked child: those of its parent answer the parent."""
+        self._connections.forget()
 
     def for_engine(self) -> McpTools:
         """Return the same source for one engine: closing it ends a server only when no other engine has it."""
@@ -350,32 +346,7 @@ class McpTools:
         return connection, await connection.session()
 
     def _connection(self, run: McpRun) -> ServerConnection:
-        """Return the connection for a run in the running event loop. What the caller sends from now on is for that run."""
-        RUN.set(run)
-        loop = asyncio.get_running_loop()
-        # A session has the rights of who opened it, so no other owner may use it.
-        key = (id(loop), run.owner if self._by_owner else "")
-        found = self._connections.get(key)
-        if found is None or found.loop is not loop:
-            # In place, since all engines that list the source have the same ones.
-            for closed in [k for k, c in list(self._connections.items()) if c.loop.is_closed()]:
-                self._connections.pop(closed, None)
-            found = self._connections[key] = ServerConnection(self._options)
-        found.taken_by(self)
-        found.used_at = loop.time()
-        if self._by_owner:
-            self._close_idle(loop, found)
-        return found
-
-    def _close_idle(self, loop: asyncio.AbstractEventLoop, used: ServerConnection) -> None:
-        """Close the sessions of other owners that were not used for long; they are opened again when they are needed."""
-        before = loop.time() - OWNER_IDLE_SECONDS - self._options.timeout
-        for key, one in list(self._connections.items()):
-            if one is not used and one.loop is loop and one.is_idle and one.used_at < before:
-                self._connections.pop(key, None)
-                closing = loop.create_task(one.aclose())
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
+        return self._connections.connect(run, self)
 
     async def listing(self, name: str, *, run: McpRun = NO_RUN) -> dict[str, Any]:
         """
@@ -460,9 +431,8 @@ class McpTools:
     async def _why_changed(self, connection: ServerConnection, listed: ListedTool, run: McpRun) -> str:
         """Return why a tool is not what the run's list says; ``""`` when it is."""
         if not connection.digests or connection.is_stale:
-            await self.listing(
-                self.name, run=run
-            )  # the list came out of a record, or the server has another one by now
+            # The list was read from a record, or the server has another one by now.
+            await self.listing(self.name, run=run)
         now = connection.digests.get(listed.name)
         if now == listed.digest:
             return ""
@@ -610,22 +580,7 @@ class McpTools:
 
         An engine that is closed ends those which no other engine has.
         """
-        here = asyncio.get_running_loop()
-        closing = [task for task in self._closing if task.get_loop() is here]
-        if closing:
-            await asyncio.wait(closing)
-        for key, connection in list(self._connections.items()):
-            if self._is_shared and not connection.given_back_by(self):
-                continue
-            self._connections.pop(key, None)
-            if connection.loop is here:
-                await connection.aclose()
-            elif connection.loop is blocked:
-                connection.loop.call_soon(connection.abandon)
-            elif connection.loop.is_running():
-                ending = asyncio.run_coroutine_threadsafe(connection.aclose(), connection.loop)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.wrap_future(ending), END_SECONDS)
+        await self._connections.aclose(self, is_shared=self._is_shared, blocked=blocked)
 
 
 def _broken_promise(connection: ServerConnection, listed: ListedTool, outcome: Mapping[str, object]) -> str:

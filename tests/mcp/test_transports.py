@@ -396,7 +396,7 @@ async def test_a_function_that_signs_requests_knows_the_run_and_owners_share_no_
 async def test_the_session_of_an_owner_who_sends_nothing_is_closed_and_opened_again(
     of_users: str, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepengine.mcp.source.OWNER_IDLE_SECONDS", -1_000.0)
+    monkeypatch.setattr("stepengine.mcp.connections.OWNER_IDLE_SECONDS", -1_000.0)
     source = mcp_tools(
         of_users, name="far", protocol="legacy", auth=lambda run: {"Authorization": f"Bearer {run.owner}"}
     )
