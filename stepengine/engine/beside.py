@@ -160,12 +160,10 @@ class _Loader(SourceFileLoader):
         tree = ast.parse(source, self.path)
         moved = _Moved(package, named, Path(folder), self.path)
         changed = moved.visit(tree)
-        # What is cached beside the file is what everybody else gets who imports it, under its own name.
-        return (
-            compile(ast.fix_missing_locations(changed), self.path, "exec", dont_inherit=True)
-            if moved.has_moved
-            else super().get_code(fullname)
-        )
+        if not moved.has_moved:
+            return super().get_code(fullname)
+        # The bytecode is not cached next to the file, where others would load it under the file's own name.
+        return self.source_to_code(ast.fix_missing_locations(changed), self.path)
 
 
 class _GivenLoader(_Loader):

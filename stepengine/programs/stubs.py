@@ -243,7 +243,7 @@ def stubs_of(
     made += [_declared(source, source.raw, taken) for source in helpers]
     declarations = {each.function.name: each.text for each in made}
     text = "\n\n\n".join([HEADER, *declarations.values()]) + "\n"
-    compile(text, "<stubs>", "exec", dont_inherit=True)
+    ast.parse(text)
     shown = [each for each in made if not is_many or each.function.kind in HELPERS]
     description = [ABSTRACT.format(modules=", ".join(SHOWN_MODULES))]
     if is_many:
