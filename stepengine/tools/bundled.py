@@ -46,8 +46,6 @@ __all__ = (
 )
 
 COMMAND_SECONDS = 30.0
-PROPOSING = ("propose_write_file", "propose_str_replace")
-SEARCHING = ("glob", "code_search", "find_files")
 
 P = ParamSpec("P")
 
