@@ -4,7 +4,7 @@ Ask a person about some calls, in the shape of the OpenAI Agents SDK's example: 
 ``python examples/from_others/openai_agents_human_in_the_loop.py`` plays the model's replies. To go live, omit ``models=``.
 
 There the state of the run is written as JSON and read again. Here the journal is that state: each answer resumes it, in any process. A
-denied call is an error result with the person's words, and the model goes on from there.
+denied call is an error result with the person's words, and the model continues from there.
 """
 
 from __future__ import annotations

@@ -375,7 +375,7 @@ def with_record(options: Options, entry: RecordedRun) -> Options:
 
 
 def policy_changes(entry: RecordedRun) -> Policy | None:
-    """Return what a chat had changed of its policy before it recorded a turn; ``None`` where it had changed nothing."""
+    """Return the policy changes of a chat at a recorded turn; ``None`` without changes."""
     recorded = entry.info.get("options")
     changes = recorded.get("policy") if isinstance(recorded, Mapping) else None
     if changes is None:
@@ -386,7 +386,7 @@ def policy_changes(entry: RecordedRun) -> Policy | None:
 
 
 def _stored_changes(options: Options) -> dict[str, Any] | None:
-    """Return what a chat has changed of its policy, as JSON: the mode, and the rules of the conversation."""
+    """Return the policy changes of a chat as JSON: the mode, and the rules of the conversation."""
     policy: Policy | None = options.policy or options.policy_changes
     if policy is None:
         return None
@@ -395,7 +395,7 @@ def _stored_changes(options: Options) -> dict[str, Any] | None:
 
 
 def script_again(options: Options, entry: RecordedRun) -> str:
-    """Return the script that was typed, or recorded where no model was typed in its place."""
+    """Return the typed script, or else the recorded one unless a model was typed."""
     is_live = any((options.model, options.base_url, options.api_key_env))
     return options.script or ("" if is_live else entry.text("options", "script"))
 

@@ -575,7 +575,7 @@ _SHAPES: dict[type[Any], _Shape] = {}
 _NAMES = {"JsonDict": JsonDict, "JsonValue": _Raw, "ToolLike": ToolLike} | {
     row.cls.__name__: row.cls for row in STORED_TYPES
 }
-"""What annotations may name besides what their module has: classes that it imports for type checkers only."""
+"""Further names in annotations: classes that a module imports for type checkers only."""
 _ANY = _Codec(_encode_any, _decode_any)
 _ITEMS = _sequence(_objects((object,)))
 _MESSAGES = _sequence(_objects((messages.UserMessage, messages.AssistantMessage, messages.ToolMessage)))

@@ -1,4 +1,4 @@
-"""Ages and sizes as text: what options accept, such as ``30d`` and ``2GiB``, and how an age is displayed. Pure."""
+"""Parse ages and sizes such as ``30d`` and ``2GiB``, and format ages. Pure."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ QUOTES = {"'": 3, '"': 2}
 QUOTE_OF_SHELL = "'\"'\"'"
 URL_SAFE = {"+": "-", "/": "_"}
 CODED_BACKSLASH = rf"(?:%(?:25){NESTED}5[cC]|&(?:amp;){NESTED}(?:#0{{0,7}}92|#[xX]0{{0,7}}5[cC]|bsol);)"
-"""A backslash of JSON or source that stands in an address or in HTML."""
+"""A backslash of JSON or source within an address or HTML."""
 SLASHES = rf"(?:\\{{1,{BACKSLASHES}}}|{CODED_BACKSLASH}{{1,3}})"
 AMPERSAND = rf"(?:&|%(?:25){NESTED}26|{SLASHES}u0026)"
 HASH, SEMICOLON = (rf"(?:{sign}|%(?:25){NESTED}{code})" for sign, code in (("#", "23"), (";", "3[bB]")))
-"""The signs of HTML that stands in an address, or in JSON."""
+"""The signs of HTML within an address or JSON."""
 CUT = r"[\\%&][\\%&#;A-Za-z0-9]{0,80}"
 """The beginning of an escaped sign, where the end of a text cuts it."""
 ANCHOR = 8

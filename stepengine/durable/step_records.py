@@ -87,7 +87,7 @@ class StepRecords:
         self._last = max([self._last, *[step["function_id"] for step in page]])
 
     def pop(self, step: Reserved) -> Mapping[str, Any] | None:
-        """Return the recorded result of a step, once; ``None`` when there is none, or DBOS has to raise what is recorded."""
+        """Return the recorded result of a step, once; ``None`` when there is none, or DBOS has to raise the recorded error."""
         record = self._known.pop(step.number, None)
         output = None if record is None else record["output"]
         # Every result of ours is an object. Text that DBOS could not decode is left to DBOS, which raises the reason.

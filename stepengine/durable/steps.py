@@ -322,8 +322,8 @@ class DurableRun:
     def is_long(self) -> None:
         """Say that the run grows long; its handler's variables cannot move to another run, so none is begun by itself."""
         message = (
-            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a third of a second "
-            "of CPU for each 1,000 or so; give longer work to children, of which only the result is read"
+            f"the run {self.order.id!r} has {LONG:,} effects. Resuming it reads all of them first, a third of a second of CPU "
+            "for each 1,000 or so. Give longer work to children: of these only the result is read"
         )
         LOGGER.warning(message)
         if self.tree is not None:
@@ -396,15 +396,15 @@ class DurableRun:
         return Reserved(self.dbos.reserve_step(), name, mark)
 
     async def look_up(self, steps: Sequence[Reserved], where: str) -> None:
-        """Read what is recorded of reserved steps, and compare their names; errors as for ``guarded``."""
+        """Read the records of reserved steps, and compare their names; errors as for ``guarded``."""
         self.was_replayed |= await self.guarded(self.records.look_up(steps), where)
 
     async def mark(self, name: str, form: Mapping[str, object], where: str) -> Any:
-        """Record *form* as a step, and return it, or return what an earlier execution recorded."""
+        """Record *form* as a step and return it, or return the record of an earlier execution."""
         return await self.make_mark(self.reserve(name, form), where)
 
     async def make_mark(self, step: Reserved, where: str) -> Any:
-        """Record the mark of a reserved step, and return it, or return what an earlier execution recorded."""
+        """Record the mark of a reserved step and return it, or return the record of an earlier execution."""
 
         async def marked() -> Mapping[str, object] | None:
             return step.mark

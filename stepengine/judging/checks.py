@@ -184,7 +184,7 @@ def function_at(place: str, root: Path | None = None) -> Callable[..., object]:
 
 def member_of(file: Path, name: str) -> Any:
     """
-    Return what the Python file *file* calls *name*. It may import its neighbours, as an agent file may.
+    Return the object *name* of a Python file. The file may import its neighbours, as an agent file may.
 
     Raises:
         DataError: when it cannot be loaded, or holds nothing of that name.

@@ -593,7 +593,7 @@ def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
 
 
 def _warn_of_silence(run: RunState, calls: Sequence[ToolMember]) -> None:
-    """Warn about a turn that a thought alone ends; a handler decides itself what comes next."""
+    """Warn about a turn that ends with a thought alone; a handler decides for itself."""
     if run.agent.handle_steps is not None or run.output.is_given:
         return
     if all(call.asked.tool_name == "think_deeply" for call in calls):

@@ -56,7 +56,7 @@ OPTIONS = 50
 REQUEST_BYTES = 64 * 1024
 """How much one round of requests may have. It is recorded as the result of a tool, which is cut at 100,000 characters."""
 STUBS_BYTES = 16 * 1024
-"""How much what is recorded of declined requests may have beside them."""
+"""The limit of the records of declined requests, in bytes."""
 ROUNDS = 10
 TRIES = 3
 SAMPLED_TOKENS = 8_192

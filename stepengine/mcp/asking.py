@@ -35,7 +35,7 @@ __all__ = ("STYLE", "ServerQuestions", "bounded_requests", "roots_of")
 DECLINED: Mapping[str, Any] = {"action": "decline"}
 YES, NO, DEFAULT = "yes", "no", "default"
 TOO_LARGE = "too_large"
-"""The only member of what is recorded of a request that is too large: its answer, for which no one is asked."""
+"""The only member in the record of a request that is too large: its answer, for which no one is asked."""
 STYLE = 2
 """How questions are asked now: with limits, defaults and the titles of choices."""
 SHOWN_CHOICES = 20
@@ -200,7 +200,7 @@ def bounded_requests(server: str, requests: Mapping[str, Any], state: str | None
 
 
 def _size_of(value: object) -> int:
-    """Return the size of JSON; what no record can store is too large."""
+    """Return the size of JSON; a value that no record can store is too large."""
     try:
         return len(compact(freeze(value)).encode("utf-8", "surrogatepass"))
     except DataError:

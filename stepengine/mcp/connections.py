@@ -31,10 +31,10 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
         self._closing: set[asyncio.Task[None]] = set()
 
     def connect(self, run: McpRun, engine: object) -> ServerConnection:
-        """Return the connection for a run in the running event loop. What the caller sends from now on is for that run."""
+        """Return the connection for a run in the running event loop. Later requests of the caller are for that run."""
         RUN.set(run)
         loop = asyncio.get_running_loop()
-        # A session has the rights of who opened it, so no other owner may use it.
+        # A session has the rights of its owner, so no other owner may use it.
         key = (id(loop), run.owner if self._by_owner else "")
         found = self.get(key)
         if found is None or found.loop is not loop:

@@ -72,7 +72,7 @@ class McpRun:
 
 NO_RUN = McpRun()
 RUN: ContextVar[McpRun] = ContextVar("stepengine_mcp_run", default=NO_RUN)
-"""The run that the request is sent for which is sent now."""
+"""The run whose request is being sent."""
 
 
 ELSE = "its reply is a message of the protocol, and none to what was asked"

@@ -197,7 +197,7 @@ def _page_of(tool: Mapping[str, Any]) -> str:
 
 
 def _ui_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a tool declares for pages; no one has validated its metadata."""
+    """Return ``_meta.ui`` of a tool; ``{}`` if it has another form."""
     meta = tool.get("_meta")
     ui = meta.get("ui") if isinstance(meta, Mapping) else None
     return ui if isinstance(ui, Mapping) else {}

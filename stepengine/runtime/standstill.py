@@ -47,7 +47,7 @@ WAITED_FOR: Mapping[type[Leaf], Callable[[Item, Any, dict[str, Any]], Waits]] = 
         **at, kind="child", children=effect.children, wakes_at=_date(item, effect.wakes)
     ),
 }
-"""What each effect that only waits waits for."""
+"""The waits of each effect that only waits."""
 
 
 def _date(item: Item, at: int | None) -> datetime | None:

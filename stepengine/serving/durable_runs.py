@@ -454,7 +454,7 @@ class DurableRuns:
         await self._operator.answer_first(row.run, checked(caller, answers, open_))
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
-        """Send a message to what receives on *topic*; errors are those of ``DurableEngine.post``, and ``Problem`` over a quota."""
+        """Send a message to the receiver of *topic*; errors are those of ``DurableEngine.post``, and ``Problem`` over a quota."""
         check_open(row)
         await self._be_submitted(row)
         size = json_size(value)

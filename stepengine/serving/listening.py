@@ -1,4 +1,4 @@
-"""Listening for an application with uvicorn, until this process is told to stop; the limits of connections are in ``system.http_connections``."""
+"""Serve an application with uvicorn until this process is stopped. The limits of connections are in ``system.http_connections``."""
 
 from __future__ import annotations
 

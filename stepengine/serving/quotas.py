@@ -225,7 +225,7 @@ class QuotaTable:
 
     def _refuse(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:
         self.on_refusal(quota)
-        # Stored bytes become fewer only when somebody deletes runs, so that no time can be named.
+        # Stored bytes decrease only when runs are deleted, so no time can be named.
         headers = {} if quota == "stored_bytes" else {"retry-after": str(seconds)}
         members = {"quota": quota, "limit": limit}
         raise Problem(

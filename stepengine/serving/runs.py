@@ -963,7 +963,7 @@ class Runs:
             await asyncio.sleep(SUSPENDED_SOON)
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
-        """Send a message to what receives on *topic*; errors are those of ``Engine.post``, and ``Problem`` over a quota."""
+        """Send a message to the receiver of *topic*; errors are those of ``Engine.post``, and ``Problem`` over a quota."""
         check_open(row)
         journal = self.journal(row.run)
         handle = self._live.get(row.run)

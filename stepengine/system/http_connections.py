@@ -46,7 +46,7 @@ UNKNOWN_FILES = 4_096
 """Where the system has no limit, or nobody knows it."""
 MAX_HEADERS = 64 * 1024
 LOGS = ("asyncio", "uvicorn.error")
-"""Who logs what goes wrong with connections."""
+"""The loggers of connection errors."""
 LENGTHS = frozenset([b"content-length", b"transfer-encoding"])
 VERIFIED = "stepengine.verified"
 """The key in the scope of a request whose value is called without arguments when its token was verified."""

@@ -59,7 +59,7 @@ SPELLED = re.compile(r"[%\\\t\r\n]|[\s\0-\x20]*file:|~|\$|[A-Za-z]:", re.IGNOREC
 FILE_ADDRESS = re.compile(r"[\s\0-\x20]*file:(?=([/\\])?)", re.IGNORECASE)
 """Parsers of addresses leave out control characters and spaces at the beginning."""
 OTHER_ADDRESS = re.compile(r"(?!(?:https?|wss?|ftp)://)[A-Za-z][\w+.:-]{0,80}://", re.IGNORECASE)
-"""The address of something else than a page, such as ``git+file:///srv/a`` or ``resource://a``: what it names may be a file."""
+"""An address that is not of the web, such as ``git+file:///srv/a`` or ``resource://a``: it may name a file."""
 BLANKS = "".join([char for char in map(chr, range(0x10000)) if char <= " " or char.isspace()])
 ELSEWHERE = re.compile(r"~|\$|[A-Za-z]:/")
 SPELLINGS = 32

@@ -164,7 +164,7 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
 
 def parse_extras(data: bytes, source: str) -> dict[str, Any]:
     """
-    Return the member ``x_stepengine`` of the cassette file *data*: what belongs to no interaction.
+    Return the member ``x_stepengine`` of the cassette file *data*: data that belongs to no interaction.
 
     Raises:
         DataError: as ``parse_cassette``.

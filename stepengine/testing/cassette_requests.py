@@ -114,7 +114,7 @@ class ToolOutput:
 
 
 Entry: TypeAlias = "UserMessage | list[AssistantPart] | ToolOutput"
-"""A message of the user, what the model said, or the result of a tool that is not paired with its call."""
+"""A message of the user or of the model, or the result of a tool that is not paired with its call."""
 
 
 @frozen
@@ -273,7 +273,7 @@ class Conversation:
         self.entries.append(ToolOutput(call_id, name, parts, source.get("is_error") is True, source))
 
     def add_assistant(self, items: Sequence[Any], *, continues: bool = False) -> None:
-        """Add what the model said; *continues* adds it to the message before, if that is the model's, too."""
+        """Add output of the model; *continues* adds it to the message before, if that is the model's, too."""
         parts = self._decode(items)
         last = self.entries[-1] if self.entries else None
         if continues and isinstance(last, list):
@@ -455,7 +455,7 @@ def _other_media(block: Json) -> UserPart | None:
 
 
 def _linked(url: str, mime: str, name: str = "") -> UserPart | None:
-    """Return what is at *url*, which can be a data URL."""
+    """Return the media at *url*, which can be a data URL."""
     head, is_stored, data = url.partition(";base64,")
     if url.startswith("data:") and is_stored:
         return _stored(data, head.removeprefix("data:").partition(";")[0] or mime, name)
@@ -655,7 +655,7 @@ IN_TOOL = frozenset({"type", "name", "description", *SCHEMAS})
 
 
 def _take_tools(rest: dict[str, Any]) -> tuple[ToolSpec, ...]:
-    """Remove functions from the members that are left, and return them; what we have no place for stays."""
+    """Remove functions from the members that are left, and return them; other entries stay."""
     specs: list[ToolSpec] = []
     left: list[Any] = []
     for entry in _items(rest.pop("tools", None)):
@@ -705,7 +705,7 @@ def _take_choice(rest: dict[str, Any]) -> str | None:
 
 
 def _take_settings(rest: dict[str, Any]) -> ModelSettings:
-    """Return the settings in the members that are left; those that we have no word for stay under ``extra``."""
+    """Return the settings in the members that are left; unknown ones stay under ``extra``."""
     known: dict[str, Any] = {}
     left: dict[str, Any] = {}
     for name, value in rest.items():

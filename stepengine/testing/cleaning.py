@@ -378,7 +378,7 @@ ORDINARY_IN_REPLIES = frozenset({"auth", "code", "key", "pass"})
 
 
 FORM_PART = re.compile(r'(\bname="([^"\r\n]{1,200})"[^\r\n]*\r?\n(?:[^\r\n]+\r?\n)*\r?\n)(.*?)(?=\r?\n--)', re.DOTALL)
-"""A part of a form of several parts: what is before its value, its name, and its value."""
+"""A part of a multipart form: the text before its value, its name, and its value."""
 
 
 def _clean_part(part: re.Match[str]) -> str:

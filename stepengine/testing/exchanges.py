@@ -50,7 +50,7 @@ PASSING: ContextVar[bool] = ContextVar("PASSING", default=False)
 
 
 class KnownReplies(Protocol):
-    """What replies are played from: a ``Cassette``, or that of another process."""
+    """A source of recorded replies: a ``Cassette``, or that of another process."""
 
     def take(self, request: RecordedRequest) -> Interaction:
         """Return the recorded interaction of *request*, or raise ``CassetteMiss``."""
@@ -60,7 +60,7 @@ class KnownReplies(Protocol):
 
 
 class Recording(Protocol):
-    """What exchanges are recorded into: a ``Cassette``, or that of another process."""
+    """A target of recordings: a ``Cassette``, or that of another process."""
 
     open_exchanges: set[OpenExchange]
 
@@ -72,7 +72,7 @@ class Recording(Protocol):
         """Take the next place for a request that starts now."""
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
-        """Put what was recorded into its place."""
+        """Store an interaction in its place."""
 
     def leave_out(self, left: LeftOut) -> None:
         """Remember a reply that is not recorded."""

@@ -113,7 +113,7 @@ def replay(
 def _replayed(
     file: str, command: Sequence[str], allowed: Sequence[str], observed: ObservedRun | None = None, **variables: str
 ) -> Broker:
-    """Run the program on recorded replies, and return the broker with what came of it."""
+    """Run the program on recorded replies, and return the broker with the results."""
     from stepengine.testing import Cassette
     from stepengine.testing.cassette_files import parse_extras
     from stepengine.testing.placeholders import hosts_of, placeholder_variables
@@ -216,7 +216,7 @@ def _save(broker: Broker, file: str, command: Sequence[str], code: int) -> Exit:
 
 def _judge(broker: Broker, file: str, command: Sequence[str]) -> Exit:
     """
-    Report what the program did otherwise than when it was recorded.
+    Report the differences between the program and its recording.
 
     Raises:
         typer.Exit: with the code of the program, if that counts.
@@ -245,7 +245,7 @@ def _judge(broker: Broker, file: str, command: Sequence[str]) -> Exit:
 # --- the doctor -----------------------------------------------------------------------------------------------------------------
 
 FREEZABLE = {"time.time": "time", "time.time_ns": "time", "uuid.uuid4": "uuid", "random": "random", "Random": "random"}
-"""Functions, or what their names start with, and the word of ``--freeze`` that records them."""
+"""Functions, or prefixes of their names, and the word of ``--freeze`` that records them."""
 
 
 def _examine(file: str, command: Sequence[str], allowed: Sequence[str]) -> Exit:

@@ -301,7 +301,7 @@ class Chat:
         self._session_id = f"chat-{secrets.token_hex(6)}"  # what is allowed for good holds for all turns
 
     def continue_from(self, last: RunResult, entry: RecordedRun) -> None:
-        """Continue after the *last* turn, recorded as *entry*, or with it where it is not over, and show what was said last."""
+        """Continue after the *last* turn, recorded as *entry*, or with this turn if it is not over. Show its last messages."""
         self._states = [last.state]
         self._session_id = entry.text("session_id") or self._session_id
         self._filled = sum(_context_parts(last.state).values())
@@ -894,7 +894,7 @@ async def _choose_recorded(terminal: Prompt, session_id: str, which: str, width:
 
 
 def _explain_ending(run: Run, unread: int, options: Options, bench: Bench) -> None:
-    """Print why a turn did not complete and what was odd. Of an interrupted one the person knows; its summary is enough."""
+    """Print why a turn did not complete, and its warnings. For an interrupted turn the summary is enough."""
     from stepengine.engine.run import undelivered
 
     # These messages are said in the next turn, or go back into the line.
@@ -918,7 +918,7 @@ def _show_stopping(handle: RunHandle, screen: Screen | None, terminal: Prompt) -
 
 
 def _model_name(options: Options, agent: AgentDefinition) -> str:
-    """Return the model of a chat, or what stands in for one."""
+    """Return the model of a chat, or the words that replace it."""
     instead = f"script {Path(options.script).name}" if options.script else "no model"
     return str(options.main_model or options.settings.get("model") or agent.model or instead)
 

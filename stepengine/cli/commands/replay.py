@@ -108,7 +108,7 @@ def _replay(options: Options, live: Sequence[str], speed: float | None, *, trust
 
     anew = "model_call" in live
     if anew and (len(live) > 1 or speed):
-        msg = "--live model_call goes alone: models that answer anew lead to other calls, which have no recorded result or pace"
+        msg = "--live model_call goes alone: new replies lead to other calls, which have no recorded result or pace"
         raise UsageProblem(msg)
     with as_usage():
         live_kinds(() if anew else live)

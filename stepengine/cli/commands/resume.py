@@ -172,7 +172,7 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: b
     try:
         run = follow_run(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits, agent_models=models))
     except (MissingKey, UnknownModel):
-        # Nothing was shown yet, and whoever sets a key wants to know what for.
+        # Nothing was shown yet, and the question tells why a key is needed.
         waiting = [question for _, question in history.open_questions().values() if question.id not in given]
         tell_questions(waiting, resume_hint(options, agent.id))
         raise

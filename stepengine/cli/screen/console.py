@@ -56,7 +56,7 @@ KEYS = (
     "y yes, n no, a always, e all edits, v all > ",
     "y, n, a, e, v > ",
 )
-"""The answers to a permission question; the prompt has the first of these that fits, without what is not offered."""
+"""The answers to a permission question; the prompt has the first of these that fits, without answers that are not offered."""
 BELOW = 6
 """Lines of a terminal that what is shown of a question leaves to the question itself, the prompt and what stands below."""
 ROOM = 8
@@ -115,7 +115,7 @@ class TypedLines:
 
     @contextlib.contextmanager
     def unechoed(self) -> Iterator[None]:
-        """Keep the terminal from showing what is typed for as long as the block lasts."""
+        """Disable the terminal's echo within the block."""
         if self._fd is None or not self.is_terminal:
             yield
             return
@@ -663,7 +663,7 @@ def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]
 
 
 def _is_said(name: str, value: object, command: str) -> bool:
-    """Return whether the shell line of *command* says all that a detail says."""
+    """Return whether the shell line of *command* has all of a detail."""
     return (
         (name, value) == ("cwd", ".")
         or value == command
@@ -700,7 +700,7 @@ def _edits_rule(question: Question) -> JsonDict | None:
 
 def _prompt(question: Question, width: int, *, is_whole: bool = False) -> str:
     """
-    Return the prompt of a permission question, which says on one line what is asked about, however long that was.
+    Return the prompt of a permission question: its subject on one line, shortened if necessary.
 
     Args:
         question: The question.

@@ -197,7 +197,7 @@ class Progress:
         self._line("", " | ".join([part for part in self._summary(result) if part]), self._colors.summary)
 
     def _summary(self, result: RunResult) -> list[str]:
-        """Return how a run ended and what it spent, in parts."""
+        """Return the end of a run and its cost, in parts."""
         below = self._below
         return [
             result.status.value.replace("_", " "),

@@ -175,7 +175,7 @@ class Prompt(Terminal):
     @contextlib.contextmanager
     def during(self, live: Callable[[], str], interrupt: Callable[[], object]) -> Iterator[None]:
         """
-        While a run works: show what *live* gives above what is typed, and call *interrupt* at Ctrl-C and at the first Esc.
+        While a run works: show the text of *live* above the input, and call *interrupt* at Ctrl-C and at the first Esc.
 
         Only Ctrl-C calls it again, since that leaves.
         """
@@ -426,7 +426,7 @@ def _answer_bindings() -> Any:
 
 
 def _leave_line(event: Any) -> None:
-    """Give up the empty line, and leave nothing of it on the screen."""
+    """Discard the empty line and remove it from the screen."""
     event.app.erase_when_done = True
     event.app.exit(exception=KeyboardInterrupt())
 

@@ -20,7 +20,7 @@ _mode, _, _path = os.environ.get(VARIABLE, "").partition(":")
 
 
 class BrokerGone(Exception):
-    """The command that records or replays has ended, and this process goes on."""
+    """The command that records or replays has ended before this process."""
 
 
 def mode() -> str:

@@ -99,7 +99,7 @@ class RemoteCassette:
         return _RemoteSlot(secrets=secrets or {}, number=number)
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
-        """Send what was recorded; a reply that was not read to its end was reported already."""
+        """Send the recorded interaction; a reply that was not read to its end was reported already."""
         if not isinstance(slot, _RemoteSlot) or slot.process != os.getpid() or not interaction.complete:
             return
         with contextlib.suppress(BrokerGone):

@@ -43,7 +43,7 @@ class Finding:
 
 @attrs.define(eq=False)
 class ObservedRun:
-    """What the processes of a program sent and called in one run."""
+    """The requests and calls of a program's processes in one run."""
 
     requests: list[_SentRequest] = attrs.field(factory=list)
     sources: list[tuple[str, str]] = attrs.field(factory=list)

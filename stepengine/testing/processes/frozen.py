@@ -94,7 +94,7 @@ class FrozenProcess:
                 return known[number]
             value, at = self._last
             now = self._real()
-            # A call that was not recorded: the clock goes on from the last value, so that loops with a deadline end.
+            # A call that was not recorded: the clock continues from the last value, so that loops with a deadline end.
             return value + now - at if value else now
 
     def _uuid4(self) -> uuid.UUID:

@@ -1,4 +1,4 @@
-"""Recorded values of the clock and the seed of random values, as a cassette file holds them beside its interactions."""
+"""Recorded values of the clock and the seed of random values, as a cassette file stores them."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class FrozenValues:
             raise DataError(msg) from None
 
     def to_extras(self) -> dict[str, Any]:
-        """Return what a cassette file holds of them."""
+        """Return the values as a cassette file stores them."""
         return {MEMBER: {"kinds": self.kinds, "seed": self.seed, "times": self._times}}
 
     def start_process(self, command: Sequence[str]) -> dict[str, Any]:
-        """Return what a new process is told. Equal commands are numbered in the order in which they start."""
+        """Return the values of a new process. Equal commands are numbered in the order in which they start."""
         text = TEMPORARY.sub("0", "\n".join(command[1:]))
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
         with self._lock:
