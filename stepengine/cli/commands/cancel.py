@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepengine.cli.deployment import App, Db, Run, find_journal, operate, post_to_journal
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import say
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
-from stepengine.cli.deployment import App, Db, Run, find_journal, operate, post_to_journal
 
 __all__ = ("cancel",)
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepengine.cli.deployment import App, Db, Run, find_journal, operate, post_to_journal
 from stepengine.cli.exits import Exit
 from stepengine.cli.trusting import refuse_inside
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
-from stepengine.cli.deployment import App, Db, Run, find_journal, operate, post_to_journal
 
 __all__ = ("say_to",)
 
