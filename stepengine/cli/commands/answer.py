@@ -36,7 +36,7 @@ def answer(
     app: App = "stepengine",
 ) -> Exit:
     """
-    Answer what a run asks that somebody else has in hands.
+    Answer a question of a run in another process.
 
     RUN is a durable run with --db, or a journal or recorded run: of these the answer waits in the mailbox beside the
     journal for the process that has the run, or for `stepengine wake`, `serve` or `resume`. No worker need be alive.

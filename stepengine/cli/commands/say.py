@@ -25,7 +25,7 @@ def say_to(
     app: App = "stepengine",
 ) -> Exit:
     """
-    Say something to a run that somebody else has in hands.
+    Send a message to a run in another process.
 
     It becomes a user message before the run's next model call. A run that ends before is not told any more; the next turn of
     a session is `stepengine submit --session`. RUN is a durable run with --db, or a journal or recorded run.
