@@ -1898,7 +1898,6 @@ APART: dict[str, str] = {
     "cli/commands/debug.py:_edit_of": "what a person typed, or a file that the person named; too deep is text",
     "cli/commands/debug.py:_fork_of": "what a person typed",
     "cli/commands/debug.py:_line_from_pipe": "a line that the person's own script wrote, in UTF-8",
-    "cli/commands/submit.py:_object": "the user's own command line; too deep is an error that is caught",
     "cli/commands/doctor.py:EXTRA": "what this package says that it needs",
     "cli/commands/doctor.py:PLACEHOLDER": "at most 100 characters of a key",
     "cli/commands/doctor.py:REQUIREMENT": "what this package says that it needs",

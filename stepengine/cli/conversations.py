@@ -20,12 +20,15 @@ class Conversation(NamedTuple):
     A recorded conversation, or a run that is not a turn of one.
 
     Attributes:
-        session_id: The id that its turns share; ``""`` of a run.
         turns: Its recorded turns, newest first.
     """
 
-    session_id: str
-    turns: tuple[RecordedRun, ...]
+    turns: list[RecordedRun]
+
+    @property
+    def session_id(self) -> str:
+        """The id that its turns share; ``""`` for a run."""
+        return self.turns[0].text("session_id")
 
     @property
     def last(self) -> RecordedRun:
@@ -34,7 +37,7 @@ class Conversation(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Return one line: name, age, status, agent, number of turns and the first prompt."""
+        """One line: name, age, status, agent, number of turns and the first prompt."""
         last = self.last
         turns = counted(len(self.turns), "turn") if self.session_id else one_line(last.text("command"), 12)
         agent = one_line(last.text("agent", "id"), 24)
@@ -53,7 +56,7 @@ def recorded_conversations(folder: str) -> list[Conversation]:
     for entry in entries():
         if entry.text("cwd") == folder and entry.status not in UNUSABLE:
             found.setdefault(entry.text("session_id") or entry.stem, []).append(entry)
-    return [Conversation(turns[0].text("session_id"), tuple(turns)) for turns in found.values()]
+    return [Conversation(turns) for turns in found.values()]
 
 
 def age_of(created: str) -> str:

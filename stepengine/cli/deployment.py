@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal
 
 __all__ = (
-    "VARIABLE",
     "App",
     "Db",
     "Pool",
@@ -69,7 +68,7 @@ def database_of(given: str) -> str:
 
 
 def report_problems(doing: Coroutine[object, Any, Exit]) -> Exit:
-    """Do something in a deployment; what keeps it from being done is one line and its exit code."""
+    """Run a command on a deployment to its end. Print the error of an expected failure and return its exit code."""
     from stepengine.durable import DatabaseAway, ExecutorBusy
 
     try:
@@ -83,7 +82,7 @@ def report_problems(doing: Coroutine[object, Any, Exit]) -> Exit:
 
 
 def operate(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, pool: str = "default") -> Exit:
-    """Do something with the runs of a database, and say what keeps it from being done."""
+    """Connect to a database and run *act* with its operator. Errors are printed as in ``report_problems``."""
 
     async def acted() -> Exit:
         from stepengine.durable import Operator
@@ -95,7 +94,14 @@ def operate(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, po
 
 
 def find_journal(run: str, db: str) -> Journal | None:
-    """Return the journal that is meant; ``None`` for a durable run, as every id is that names no journal where a database is set."""
+    """
+    Return the journal that *run* names; ``None`` for a durable run.
+
+    A run is durable with ``--db``, and where a database is set and no journal has that name.
+
+    Raises:
+        UsageProblem: when there is neither a journal nor a database.
+    """
     from stepengine.cli.journals import journal_at
 
     if db:
@@ -109,7 +115,7 @@ def find_journal(run: str, db: str) -> Journal | None:
 
 
 def post_to_journal(post: Callable[[Any], object]) -> Exit:
-    """Let *post* put something into a mailbox by what `posting` has, which is loaded only here."""
+    """Call *post* with the module ``posting``, to send something to the mailbox of a journal; return the exit code."""
     from stepengine.engine import posting
 
     try:

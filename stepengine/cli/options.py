@@ -31,6 +31,7 @@ __all__ = (
     "Model",
     "NoJournal",
     "Options",
+    "Params",
     "Price",
     "Quiet",
     "Recorded",
@@ -82,6 +83,7 @@ Config: TypeAlias = Annotated[
     ),
 ]
 Last: TypeAlias = Annotated[bool, typer.Option("--last", help="The newest run of this folder, in place of FILE.")]
+Params: TypeAlias = Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 

@@ -49,6 +49,7 @@ __all__ = (
     "options_again",
     "perform",
     "print_result",
+    "print_warnings",
     "reason_of",
     "resume_hint",
     "tell_more",
@@ -192,6 +193,11 @@ def tell_more(result: RunResult, options: Options) -> None:
     _tell_waits(result, again)
     if again and result.status is RunStatus.CANCELLED:
         complain(f"go on with: {again}")
+    print_warnings(result)
+
+
+def print_warnings(result: RunResult) -> None:
+    """Print the warnings of a run, and the names of what could not be stopped."""
     for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
         complain(f"warning: {warning}")
 

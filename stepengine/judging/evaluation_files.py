@@ -12,13 +12,14 @@ import attrs
 
 from stepengine.data.alike import list_names
 from stepengine.data.limits import Limits
+from stepengine.engine.loading import AgentPlace
 from stepengine.errors import DataError, StepEngineError
 from stepengine.judging import criteria
 from stepengine.judging.checks import member_of, value_of
 from stepengine.judging.criteria import Case
 from stepengine.judging.evaluating import Evaluation
 
-__all__ = ("load_evaluation",)
+__all__ = ("load_evaluation", "path_of_agent")
 
 MAKERS: Mapping[str, Callable[..., criteria.Criterion]] = {
     name: getattr(criteria, name)
@@ -60,6 +61,13 @@ def load_evaluation(file: Path) -> Evaluation:
         return _EvaluationReader(str(file)).evaluation(value_of(file))
     msg = f"{str(file)!r} is neither a .py nor a .yaml file"
     raise DataError(msg)
+
+
+def path_of_agent(agent: object, root: Path) -> str:
+    """Return the path of an agent file, relative to *root*, that an evaluation names; the name itself where no such file exists."""
+    place = AgentPlace.of_text(str(agent))
+    named = None if place is None else place.under(root)
+    return str(named) if named is not None and named.file.is_file() else str(agent)
 
 
 @attrs.define

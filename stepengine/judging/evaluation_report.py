@@ -10,7 +10,7 @@ import asyncio
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition
 from stepengine.engine import Engine
-from stepengine.engine.loading import AgentPlace, load_agent
+from stepengine.engine.loading import load_agent
 from stepengine.engine.options import ModelsLike
-from stepengine.errors import DataError
+from stepengine.errors import DataError, JournalError
+from stepengine.journal import Purse
 from stepengine.judging.criteria import Case
 from stepengine.judging.evaluating import Evaluation, run_samples
-from stepengine.judging.evaluation_files import load_evaluation
+from stepengine.judging.evaluation_files import load_evaluation, path_of_agent
 from stepengine.judging.reporting import failed_lines, summary_lines
-from stepengine.judging.scoring import PASS, GateNames, GateOfScores, Scores, checked, scores_of
+from stepengine.judging.scoring import PASS, Scores, checked, parse_gates, scores_of
 from stepengine.models.scripted import ScriptedModel
 
 __all__ = ("EvaluationReport", "evaluate", "evaluate_sync")
@@ -129,9 +130,7 @@ async def evaluate(
     where = _find_root(evaluation, root)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     loaded = loaded if n is None else attrs.evolve(loaded, n=n)
-    asked = [GateOfScores.parsed(text) for text in (*loaded.gates, *gates)]
-    for gate in asked:
-        gate.named(GateNames.of(loaded))
+    asked = parse_gates(loaded, gates)
     load = partial(_load, root=where)
     place = Path(tempfile.mkdtemp(prefix="stepengine-eval-") if folder is None else folder)
     outcome = await run_samples(
@@ -164,11 +163,7 @@ def _find_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> 
 
 def _load(agent: Any, *, root: Path) -> AgentDefinition:
     """Return an agent of an evaluation; a path starts from *root*."""
-    if isinstance(agent, AgentDefinition):
-        return agent
-    place = AgentPlace.of_text(str(agent))
-    named = None if place is None else place.under(root)
-    return load_agent(str(named) if named is not None and named.file.is_file() else str(agent))
+    return agent if isinstance(agent, AgentDefinition) else load_agent(path_of_agent(agent, root))
 
 
 def _script_models(replies: Any) -> Callable[[Case], Any]:
@@ -194,13 +189,8 @@ def _make_engine(agent: AgentDefinition, root: Path, *, models: ModelsLike, mode
 
 
 def _parse_budget(budget: Decimal | float | str | None) -> Decimal | None:
-    if budget is None:
-        return None
     try:
-        made = Decimal(str(budget))
-    except InvalidOperation:
-        made = Decimal("NaN")
-    if not made.is_finite() or made <= 0:
+        return Purse(budget).dollars
+    except JournalError:
         msg = f"budget={budget!r} is not an amount of US dollars; a number above 0 is, such as budget=2.50"
-        raise DataError(msg)
-    return made
+        raise DataError(msg) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from stepengine.errors import DataError
 from stepengine.judging.evaluating import Evaluation, Outcome, Sample
 from stepengine.judging.statistics import FEWEST_CASES, Estimate, Ratio, by_case, holm, log_ratio, mean_of, paired, rate
 
-__all__ = ("FORMAT", "GateNames", "GateOfScores", "Pair", "Ratios", "Row", "Scores", "checked", "scores_of")
+__all__ = ("FORMAT", "GateOfScores", "Pair", "Ratios", "Row", "Scores", "checked", "parse_gates", "scores_of")
 
 FORMAT = "stepengine.eval/1"
 PASS = "pass"  # noqa: S105 - a word of tables
@@ -373,6 +373,19 @@ class GateOfScores:
             if COMPARE[self.sign](mean, self.bound)
             else f"{each.side}.{each.check} is {mean:.4g}, not {self.sign} {self.bound:g}"
         )
+
+
+def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScores]:
+    """
+    Return the gates of an evaluation and *more* gates.
+
+    Raises:
+        DataError: when a text is not a gate, or names an agent or a check that does not exist.
+    """
+    gates = [GateOfScores.parsed(text) for text in (*evaluation.gates, *more)]
+    for gate in gates:
+        gate.named(GateNames.of(evaluation))
+    return gates
 
 
 def checked(gates: Sequence[GateOfScores], scores: Scores) -> Iterator[tuple[GateOfScores, str]]:

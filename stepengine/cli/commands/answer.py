@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepengine.cli.deployment import App, Db, Run, find_journal, operate, post_to_journal
 from stepengine.cli.exits import Exit
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
@@ -13,7 +14,6 @@ from stepengine.data.questions import Answer, AnswerLike
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
-from stepengine.cli.deployment import App, Db, Run, find_journal, operate, post_to_journal
 
 __all__ = ("answer",)
 
@@ -36,7 +36,7 @@ def answer(
     app: App = "stepengine",
 ) -> Exit:
     """
-    Answer what a run asks that somebody else has in hands.
+    Answer a question of a run in another process.
 
     RUN is a durable run with --db, or a journal or recorded run: of these the answer waits in the mailbox beside the
     journal for the process that has the run, or for `stepengine wake`, `serve` or `resume`. No worker need be alive.

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepengine.cli.deployment import App, Db, Run, find_journal, operate, post_to_journal
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import say
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
-from stepengine.cli.deployment import App, Db, Run, find_journal, operate, post_to_journal
 
 __all__ = ("cancel",)
 
 
 def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
     """
-    Cancel a run that somebody else has in hands.
+    Cancel a run in another process.
 
     Everything below it ends, too. What a worker has is interrupted within a second; a tool that must not be interrupted
     ends first. `stepengine retry` resumes it. RUN is a durable run with --db, or a journal or recorded run: whoever has it ends it within

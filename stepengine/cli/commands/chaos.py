@@ -11,7 +11,7 @@ import typer
 from stepengine.cli.bench import family
 from stepengine.cli.commands.run import read_params
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.options import Config, Json, Options
+from stepengine.cli.options import Config, Json, Options, Params
 from stepengine.cli.screen.render import dumps, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import list_names
@@ -25,7 +25,7 @@ def chaos(
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id or file of the agent.")],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What it is asked.")] = "go",
     *,
-    params: Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
+    params: Params = "",
     results: Annotated[
         str,
         typer.Option(help="What tools and functions give, by name: JSON, or @FILE.", metavar="JSON|@FILE"),

@@ -31,7 +31,7 @@ from stepengine.cli.conversations import recorded_conversations
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import answer_with_result, is_taken, journal_at, limits_again, name_of
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_options
-from stepengine.cli.perform import GRACE, Run, reason_of, resume_hint, tell_more
+from stepengine.cli.perform import GRACE, Run, print_warnings, reason_of, resume_hint, tell_more
 from stepengine.cli.recording import (
     GOES_ON,
     RecordedRun,
@@ -344,7 +344,8 @@ class Chat:
     async def _do(self, said: str, code: Exit) -> Exit:
         """Do what was said; return its exit code, or the previous one if it has none."""
         if self._wanted:
-            await self._change_mode(self._wanted)
+            mode, self._wanted = self._wanted, ""
+            await self._decide_by(attrs.evolve(self._policy, mode=cast("Any", mode)))
         if said.startswith("/") and not said.startswith("//"):
             return await self._command(said)
         if said.startswith("!"):
@@ -481,12 +482,8 @@ class Chat:
         if mode not in self._modes:
             msg = f"{one_line(mode, 40)} is no mode that this chat can take; there are {', '.join(self._modes)}"
             raise UsageProblem(msg)
-        await self._change_mode(mode)
-        self._terminal.say(f"mode {mode}, from the next turn on")
-
-    async def _change_mode(self, mode: str) -> None:
-        self._wanted = ""
         await self._decide_by(attrs.evolve(self._policy, mode=cast("Any", mode)))
+        self._terminal.say(f"mode {mode}, from the next turn on")
 
     def _next_mode(self) -> None:
         modes = self._modes
@@ -769,15 +766,17 @@ class Chat:
             await asyncio.wait((turn,))
         self._is_working = False
         self._diffs += screen.diffs
+        if recording.journal is not None:
+            options = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
         if turn.cancelled():
-            return self._explain_unfinished(recording, options)
+            self._leaves = True
+            again = f"; go on with: {resume_hint(options, self._agent.id)}" if recording.journal is not None else ""
+            return complain(f"left in the middle of a turn{again}", Exit.INTERRUPTED)
         result = turn.result()
         recording.ended(result)
         unread = handle.unread
         self._terminal.say_next(unread)
-        if recording.journal is not None:
-            self._journal = recording.journal
-            options = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
+        self._journal = recording.journal or self._journal
         self._results.append(result)
         if result.status is not RunStatus.FAILED:
             self._states.append(result.state)
@@ -848,16 +847,6 @@ class Chat:
         filled = self._screen.filled if self._is_working and self._screen is not None else 0
         return None if not window else max(0, 100 - round(100 * (filled or self._filled or 0) / window))
 
-    def _explain_unfinished(self, recording: RunRecording, options: Options) -> Exit:
-        """Say how to continue a turn that was left in the middle."""
-        self._leaves = True
-        again = ""
-        if recording.journal is not None:
-            there = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
-            again = f"; go on with: {resume_hint(there, self._agent.id)}"
-        complain(f"left in the middle of a turn{again}")
-        return Exit.INTERRUPTED
-
     def _show_whole(self) -> None:
         """Show the last thoughts or the last result of a tool with nothing left out."""
         whole = "" if self._screen is None else self._screen.whole
@@ -901,8 +890,7 @@ def _explain_ending(run: Run, unread: int, options: Options, bench: Bench) -> No
     dropped = undelivered(unread)
     result = attrs.evolve(run.result, warnings=tuple([w for w in run.result.warnings if w != dropped]))
     if run.code is Exit.INTERRUPTED:
-        for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
-            complain(f"warning: {warning}")
+        print_warnings(result)
         return
     tell_more(result, options)
     if run.code is not Exit.COMPLETED:

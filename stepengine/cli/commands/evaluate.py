@@ -143,13 +143,11 @@ def evaluate(
 
 def _evaluate(options: Options, asked: EvaluateOptions) -> Exit:
     from stepengine.judging.evaluation_files import load_evaluation
-    from stepengine.judging.scoring import GateNames, GateOfScores, checked, scores_of
+    from stepengine.judging.scoring import checked, parse_gates, scores_of
 
     evaluation = _select(load_evaluation(Path(asked.file)), asked)
     _refuse_problems(evaluation, asked)
-    gates = [GateOfScores.parsed(text) for text in (*evaluation.gates, *asked.gates)]
-    for each in gates:
-        each.named(GateNames.of(evaluation))
+    gates = parse_gates(evaluation, asked.gates)
     folder, outcome = _outcome(evaluation, options, asked)
     scores = scores_of(outcome)
     found = [*checked(gates, scores)] if outcome.samples else []
@@ -255,13 +253,12 @@ class _EvaluationAgents:
 
     def load(self, agent: Any) -> AgentDefinition:
         """Return the agent that an evaluation names, and remember its file: those that it may spawn are found there."""
-        from stepengine.engine.loading import AgentPlace, load_agent
+        from stepengine.engine.loading import load_agent
+        from stepengine.judging.evaluation_files import path_of_agent
 
         if isinstance(agent, AgentDefinition):
             return agent
-        place = AgentPlace.of_text(str(agent))
-        beside = None if place is None else place.under(self._root)
-        named = str(beside) if beside is not None and beside.file.is_file() else str(agent)
+        named = path_of_agent(agent, self._root)
         made = load_agent(named, folders=self._options.settings.agent_folders)
         self._files.append((made, named))
         return made
@@ -374,12 +371,8 @@ def _tell(
 
 def _agent_of(scores: Scores, root: Path) -> Callable[[Sample], str]:
     """Return how a command on a sample's journal finds its agent: that of a file is named."""
-    from stepengine.engine.loading import AgentPlace
+    from stepengine.judging.evaluation_files import path_of_agent
 
-    files: dict[str, str] = {}
-    for name, agent in scores.outcome.evaluation.agents.items():
-        if not isinstance(agent, AgentDefinition):
-            named = AgentPlace.of_text(agent)
-            place = None if named is None else named.under(root)
-            files[name] = str(place) if place is not None and place.file.is_file() else str(agent)
+    agents = scores.outcome.evaluation.agents
+    files = {n: path_of_agent(each, root) for n, each in agents.items() if not isinstance(each, AgentDefinition)}
     return lambda sample: f" --agent {shlex.quote(files[sample.side])}" if sample.side in files else ""

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepengine.cli.deployment import App, Db, operate
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import parse_age_option
 from stepengine.cli.screen.render import say
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
-from stepengine.cli.deployment import App, Db, operate
 
 __all__ = ("collect",)
 

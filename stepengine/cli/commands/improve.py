@@ -401,12 +401,10 @@ class _PlannedSearch:
 
     def load(self, agent: Any) -> AgentDefinition:
         """Return the agent of a judge."""
-        from stepengine.engine.loading import AgentPlace, load_agent
+        from stepengine.engine.loading import load_agent
+        from stepengine.judging.evaluation_files import path_of_agent
 
-        place = AgentPlace.of_text(str(agent))
-        beside = None if place is None else place.under(self.root)
-        named = str(beside) if beside is not None and beside.file.is_file() else str(agent)
-        return load_agent(named, folders=self.options.settings.agent_folders)
+        return load_agent(path_of_agent(agent, self.root), folders=self.options.settings.agent_folders)
 
     async def ended(self, book: Any) -> Improvement:
         """Search to the end, and return what came of it."""

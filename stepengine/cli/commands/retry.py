@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepengine.cli.deployment import App, Db, Run, operate
 from stepengine.cli.exits import Exit
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
-from stepengine.cli.deployment import App, Db, Run, operate
 
 __all__ = ("retry",)
 
@@ -23,7 +23,7 @@ def retry(
     app: App = "stepengine",
 ) -> Exit:
     """
-    Let a durable run that stopped go on after its last record.
+    Continue a stopped durable run after its last record.
 
     For one that was cancelled, that stopped since the code does something else than is recorded (after that was put
     right), or that was set aside since workers died of it. Nothing that is recorded is done again.

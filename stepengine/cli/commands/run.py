@@ -12,7 +12,7 @@ import typer
 
 from stepengine.cli.bench import bench_for, limits_of
 from stepengine.cli.exits import Exit
-from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, Sign, with_options
+from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, Params, Sign, with_options
 from stepengine.cli.perform import perform, print_result
 from stepengine.cli.recording import RunRecording
 from stepengine.cli.scripts import ScriptFile
@@ -31,7 +31,7 @@ def run(
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id or file of the agent.")],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to do; - reads it from stdin.")] = "",
     *,
-    params: Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
+    params: Params = "",
     model: Model = None,
     script: ScriptFile = "",
     max_steps: Annotated[

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepengine.cli.deployment import App, Db, Run, find_journal, operate, post_to_journal
 from stepengine.cli.exits import Exit
 from stepengine.cli.trusting import refuse_inside
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
-from stepengine.cli.deployment import App, Db, Run, find_journal, operate, post_to_journal
 
 __all__ = ("say_to",)
 
@@ -25,7 +25,7 @@ def say_to(
     app: App = "stepengine",
 ) -> Exit:
     """
-    Say something to a run that somebody else has in hands.
+    Send a message to a run in another process.
 
     It becomes a user message before the run's next model call. A run that ends before is not told any more; the next turn of
     a session is `stepengine submit --session`. RUN is a durable run with --db, or a journal or recorded run.

@@ -116,7 +116,7 @@ class ShownEffect:
     Attributes:
         address: Its number, with the path of its run for a child's.
         step: The model step of its run in which it happened, from 1; 0 before the first one.
-        kind: ``"CallModel"``, ``"CallTool"``, ``"Perform"``, ``"Ask"`` or ``"Spawn"``.
+        kind: The kind of effect, such as ``"model_call"``; a key of ``KINDS`` in ``data.effects``.
         what: The effect in a word or two.
         intent: Its record.
         result: The record of its outcome; ``None`` when it has none yet.

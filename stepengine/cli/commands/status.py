@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
 
+from stepengine.cli.deployment import App, Db, operate
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Json
 from stepengine.cli.screen.render import dumps, one_line, visible
+from stepengine.data.quantities import format_age
 from stepengine.errors import JournalError
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator, Overview, TurnView, Upkeep, Waiting
-from stepengine.cli.deployment import App, Db, operate
 
 __all__ = ("status",)
 
@@ -31,9 +33,7 @@ def status(
     rates: Annotated[
         bool, typer.Option("--rates", help="Only what providers are asked, where workers limit that.")
     ] = False,
-    session: Annotated[
-        str, typer.Option(help="One session: its turns, and what was report_problems.", metavar="SESSION")
-    ] = "",
+    session: Annotated[str, typer.Option(help="One session: its turns and messages.", metavar="SESSION")] = "",
     sessions: Annotated[bool, typer.Option("--sessions", help="Only the sessions.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Also count rows that are not portable JSON.")] = False,
     as_json: Json = False,
@@ -93,7 +93,8 @@ def _overview(view: Overview, *, only_executors: bool) -> list[str]:
     lines: list[str] = []
     if not only_executors:
         lines += _columns(
-            "STATE RUNS OLDEST", [(s, str(n), _age(view.oldest[s])) for s, n in sorted(view.states.items())]
+            "STATE RUNS OLDEST",
+            [(s, str(n), format_age(timedelta(seconds=view.oldest[s]))) for s, n in sorted(view.states.items())],
         )
         lines.append("")
     rows = [
@@ -119,13 +120,6 @@ def _columns(head: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
     table: list[tuple[str, ...]] = [tuple(head.split()), *rows]
     widths = [max([len(row[column]) for row in table]) for column in range(len(table[0]))]
     return ["  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip() for row in table]
-
-
-def _age(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)}{unit}"
-    return f"{int(seconds)}s"
 
 
 async def _one_run(operator: Operator, run: str, *, as_json: bool) -> Exit:

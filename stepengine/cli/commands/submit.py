@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepengine.cli.commands.run import read_params
+from stepengine.cli.deployment import App, Db, Pool, operate
 from stepengine.cli.exits import Exit, complain, exit_code
-from stepengine.cli.options import Json
+from stepengine.cli.options import Json, Params
 from stepengine.cli.screen.render import dumps, json_of, print_output
-from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunInfo, RunResult
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
-from stepengine.cli.deployment import App, Db, Pool, operate
 
 __all__ = ("submit",)
 
@@ -26,7 +25,7 @@ def submit(
     *,
     db: Db = "",
     prompt: Annotated[str, typer.Option(help="What it should do; - reads it from stdin.", metavar="TEXT")] = "",
-    params: Annotated[str, typer.Option(help="A JSON object.", metavar="JSON")] = "",
+    params: Params = "",
     run_id: Annotated[str, typer.Option("--id", help="The run's id: the same again is the same run.")] = "",
     priority: Annotated[int, typer.Option(help="1 is first, larger numbers later; 0 goes before all.", min=0)] = 0,
     release: Annotated[str, typer.Option(help="Which release runs it; default: the latest.")] = "",
@@ -59,7 +58,7 @@ def submit(
       stepengine submit reviewer --prompt - --wait < task.txt
       stepengine submit helper --prompt "Tomorrow?" --session ann --wait
     """
-    given = _object(params)
+    given = read_params(params)
 
     async def ordered(operator: Operator) -> Exit:
         text = sys.stdin.read() if prompt == "-" else prompt
@@ -75,20 +74,6 @@ def submit(
         return await _wait_for_result(operator, run, as_json=as_json)
 
     return operate(db, ordered, app=app, pool=pool)
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    if not text:
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        msg = f"--params is not JSON: {error}"
-        raise UsageProblem(msg) from None
-    if not isinstance(found, dict):
-        msg = f'--params is a JSON object, such as {{"folder": "src"}}, not {type(found).__name__}'
-        raise UsageProblem(msg)
-    return found
 
 
 async def _wait_for_result(operator: Operator, run: str, *, as_json: bool) -> Exit:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepengine.cli.deployment import App, Db, operate
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import visible
 from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator, TakenOver
-from stepengine.cli.deployment import App, Db, operate
 
 __all__ = ("takeover",)
 

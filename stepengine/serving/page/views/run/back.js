@@ -71,7 +71,7 @@ function Back({ id, query, run }) {
   return html`<${Refusal} error=${desk.error} /><${Way} desk=${desk} />
     <div class="desk"><${Places} desk=${desk} /><div class="scroll" aria-busy=${String(desk.busy)}>
       ${state.problem ? html`<p class="problem" role="status">${state.problem}</p>` : null}
-      ${!look && desk.busy ? html`<p class="dim">The run is walked…</p>` : null}
+      ${!look && desk.busy ? html`<p class="dim">Replaying the run…</p>` : null}
       ${look ? html`<${Facts} look=${look} />
         ${look.is_before ? html`<p class="note">This is the last place before the code goes another way than is recorded, at ${look.differs_at}.</p>` : null}
         <div class="beside"><div><${Source} look=${look} /><${Variables} now=${look} />

@@ -43,8 +43,8 @@ function Edit({ id, query, run }) {
   return html`<${Refusal} error=${desk.error} /><${Way} desk=${desk} />
     <div class="desk"><${Places} desk=${desk} marked=${look ? look.changed : []} /><div class="scroll" aria-busy=${String(desk.busy)}>
       <p class="saves" role="status">${state.saved.length ? html`<b>${state.saved.map(short).join(", ")}</b> saved at ${state.when}, seen in <span class="d-took">${lasting(state.seconds)}</span>.` : html`Save one of <span class="mono">${names.join(" ") || "the agent's files"}</span>, and the first place that it changes is shown.`} No tool runs, and no model is asked.</p>
-      ${state.problem ? html`<div class="problem broken" role="alert"><b>This code cannot be walked.</b><pre class="prose">${state.problem}</pre>${look ? html`<span>What is shown is the last code that could be.</span>` : null}</div>` : null}
-      ${!look && desk.busy ? html`<p class="dim">The run is walked…</p>` : null}
+      ${state.problem ? html`<div class="problem broken" role="alert"><b>The edited code cannot be replayed.</b><pre class="prose">${state.problem}</pre>${look ? html`<span>Showing the last version that could be replayed.</span>` : null}</div>` : null}
+      ${!look && desk.busy ? html`<p class="dim">Replaying the run…</p>` : null}
       ${look ? html`<${Course} look=${isGone ? state.now : look} isGone=${isGone} />
         <div class="beside"><div><${Source} look=${look} /><${Variables} now=${look} before=${state.problem || isGone ? null : state.before} />
           ${state.difference && state.difference.length ? html`<h2 class="part">What the save changed here</h2><ul class="d-lines mono">${state.difference.slice(0, 100).map((line) => html`<li>${line}</li>`)}</ul>` : state.difference ? html`<p class="dim">Nothing is different at this place.</p>` : null}</div>
