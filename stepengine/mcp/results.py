@@ -154,9 +154,7 @@ def _is_base64(text: str) -> bool:
     return True
 
 
-def result_of(
-    raw: Mapping[str, Any], channel: Channel = "once", *, page: str = "", as_before: bool = False
-) -> ToolResult:
+def result_of(raw: Mapping[str, Any], channel: Channel = "once", *, page: str = "") -> ToolResult:
     """
     Return the result of a call; media are kept within the caps of all tools, links stay text.
 
@@ -164,7 +162,6 @@ def result_of(
         raw: What came over the wire.
         channel: What is shown of texts and a structured value.
         page: The ``ui://`` address of the page of its tool; ``""`` for none.
-        as_before: Whether the result stands in a journal of before blobs were kept.
     """
     given = raw.get("content") or ()
     content = without_excess_media(given)
@@ -173,19 +170,19 @@ def result_of(
     data: JsonValue = None
     if structured is not None:
         if channel == "text" and parts:
-            data = freeze(_without_media(structured, _media_of(given), every=True))
+            data = freeze(_without_media(structured, _media_of(given)))
         elif channel == "structured":
             others = [part for part in parts if not isinstance(part, TextPart)]
-            parts = [JsonPart(freeze(_without_media(structured, _media_of(given), every=True))), *others]
+            parts = [JsonPart(freeze(_without_media(structured, _media_of(given)))), *others]
         else:
-            parts = _with_structured(parts, structured, given, as_before=as_before)
+            parts = _with_structured(parts, structured, given)
     if raw.get("isError"):
         texts = [
             p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
         ]
         return error_result("\n".join(texts) or "the server says that the call failed, and not why")
-    blobs = () if as_before else blobs_in(content)
-    return as_result(ToolResult(tuple(parts), side_effects=(*blobs, *pages_in(content, page)), structured=data))
+    effects = (*blobs_in(content), *pages_in(content, page))
+    return as_result(ToolResult(tuple(parts), side_effects=effects, structured=data))
 
 
 def without_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -210,11 +207,7 @@ def _media_of(content: Sequence[Mapping[str, object]]) -> set[str]:
 
 
 def _with_structured(
-    parts: Sequence[ResultPart],
-    structured: object,
-    content: Sequence[Mapping[str, object]],
-    *,
-    as_before: bool = False,
+    parts: Sequence[ResultPart], structured: object, content: Sequence[Mapping[str, object]]
 ) -> list[ResultPart]:
     """
     Return *parts* with the value of a result, each thing once: servers say the same in texts for clients that know nothing else.
@@ -233,7 +226,7 @@ def _with_structured(
             _says(texts, plain) or (isinstance(plain, list | tuple) and _says_each(texts, plain))
         ):
             return [JsonPart(freeze(plain)), *others]
-    value = freeze(_without_media(structured, _media_of(content), every=not as_before))
+    value = freeze(_without_media(structured, _media_of(content)))
     if _says(texts, structured):
         return [JsonPart(value), *others]
     held = set(_texts_in(value, HELD_DEPTH))
@@ -278,19 +271,19 @@ def _data_of(block: Mapping[str, object]) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _without_media(value: object, shown: Collection[str], *, every: bool) -> object:
+def _without_media(value: object, shown: Collection[str]) -> object:
     """
-    Return *value* with a word in place of media that the result shows.
+    Return *value* with a word in place of media.
 
-    With *every*, also of those that it does not: what is written like a block of content, or like a resource of bytes.
+    These are those that the result shows, and whatever has the form of a block of content or of a resource of bytes.
     """
     if isinstance(value, str):
         return SHOWN if value in shown else value
     if isinstance(value, Mapping):
-        kept = {name: _without_media(each, shown, every=every) for name, each in value.items()}
-        return {**kept, **_left_out(value, shown)} if every else kept
+        kept = {name: _without_media(each, shown) for name, each in value.items()}
+        return {**kept, **_left_out(value, shown)}
     if isinstance(value, list | tuple):
-        return [_without_media(each, shown, every=every) for each in value]
+        return [_without_media(each, shown) for each in value]
     return value
 
 

@@ -28,7 +28,7 @@ from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
 from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
 from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, OWNER_IDLE_SECONDS, RUN_LIST_BYTES, TOOLS
-from stepengine.mcp.asking import STYLE, ServerQuestions, bounded_requests
+from stepengine.mcp.asking import ServerQuestions, bounded_requests
 from stepengine.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
 from stepengine.mcp.http import NO_RUN, RUN, McpRun
 from stepengine.mcp.listing import (
@@ -477,7 +477,7 @@ class McpTools:
         self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
     ) -> ToolResult:
         if isinstance(outcome, Wanted):
-            waits = {**self._next_round(outcome, ticket), "style": STYLE}
+            waits = self._next_round(outcome, ticket)
             if "error" in waits:
                 return error_result(waits["error"])
             return ToolResult.json(freeze_object(waits), status="pending")
@@ -535,21 +535,20 @@ class McpTools:
         waits: Any = given.data
         if isinstance(given.structured, Mapping) and GREW in given.structured:
             return (yield from self._adopt_tools(known, given, given.structured))
-        style = waits.get("style", 1)
         for _ in range(self._asking.rounds):
-            answers = yield from self._asking.answered(waits["requests"], style)
+            answers = yield from self._asking.answered(waits["requests"])
             outcome: Any = yield from Perform(
                 partial(self.going_on, run=known.run), listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
             if "requests" not in outcome:
-                return self._recorded_result(listed, outcome, style)
+                return self._recorded_result(listed, outcome)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
 
-    def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any], style: int) -> ToolResult:
+    def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
-            return result_of(outcome["result"], self._channel, page=listed.page, as_before=style == 1)
+            return result_of(outcome["result"], self._channel, page=listed.page)
         return cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
 
     async def going_on(
