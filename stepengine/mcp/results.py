@@ -123,27 +123,26 @@ def pages_in(content: Sequence[Mapping[str, Any]], page: str) -> tuple[SideEffec
     Return the pages of a result for the application: the texts and links with a ``ui://`` address, and *page*, its tool's own.
     """
     found = [SideEffect(PAGE, page)] if page else []
-    for block in content[:PARTS]:
-        address = _page_address(block)
-        text = (block.get("resource") or block).get("text")
-        if not address or (isinstance(text, str) and len(text) > DOCUMENT_BYTES):
-            continue
-        mime = str((block.get("resource") or block).get("mimeType") or "")
-        found.append(SideEffect(PAGE, address, {"mime_type": mime, "text": text} if isinstance(text, str) else None))
+    for one in filter(None, map(_page_in, content[:PARTS])):
+        text = one.get("text")
+        if not isinstance(text, str):
+            found.append(SideEffect(PAGE, _page_address(one)))
+        elif len(text) <= DOCUMENT_BYTES:
+            data = {"mime_type": str(one.get("mimeType") or ""), "text": text}
+            found.append(SideEffect(PAGE, _page_address(one), data))
     return tuple(found)
 
 
-def _page_address(block: Mapping[str, Any]) -> str:
-    """Return the ``ui://`` address of a block that is a page in text, or a link to a page; ``""`` for another block."""
-    resource = block.get("resource") if block.get("type") == "resource" else block
-    if (
-        block.get("type") not in ("resource", "resource_link")
-        or not isinstance(resource, Mapping)
-        or "blob" in resource
-    ):
-        return ""
-    address = str(resource.get("uri") or "")
-    return visible(address, strict=True) if address.startswith(PAGE_SCHEME) else ""
+def _page_in(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the page that a block has as text or links to; ``None`` for another block."""
+    kind = block.get("type")
+    found = block.get("resource") if kind == "resource" else block if kind == "resource_link" else None
+    is_page = isinstance(found, Mapping) and "blob" not in found and str(found.get("uri")).startswith(PAGE_SCHEME)
+    return found if is_page else None
+
+
+def _page_address(page: Mapping[str, Any]) -> str:
+    return visible(str(page["uri"]), strict=True)
 
 
 def _is_base64(text: str) -> bool:
@@ -189,9 +188,9 @@ def without_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
     """Return *content* with a word in place of media and pages that would make its record too large."""
     kept, left = list[Mapping[str, Any]](), MEDIA_BYTES
     for block in content:
-        resource = block.get("resource")
-        page = (resource if isinstance(resource, Mapping) else block).get("text") if _page_address(block) else ""
-        size = len(_data_of(block)) + (len(page.encode(errors="replace")) if isinstance(page, str) else 0)
+        page = _page_in(block)
+        text = None if page is None else page.get("text")
+        size = len(_data_of(block)) + (len(text.encode(errors="replace")) if isinstance(text, str) else 0)
         if size > left:
             kind = "page" if page else block.get("type")
             words = f"[{kind} was left out: the media of a result have at most {MEDIA_BYTES:,} bytes in base64]"
@@ -325,8 +324,8 @@ def content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
 
 def _part(block: Mapping[str, Any]) -> ResultPart:
     kind = block.get("type")
-    if address := _page_address(block):
-        return TextPart(f"[the page {address} is for people, and is left out]")
+    if page := _page_in(block):
+        return TextPart(f"[the page {_page_address(page)} is for people, and is left out]")
     if kind == "text":
         return TextPart(str(block.get("text", "")))
     if kind == "image":
