@@ -460,9 +460,8 @@ class McpTools:
     async def _why_changed(self, connection: ServerConnection, listed: ListedTool, run: McpRun) -> str:
         """Return why a tool is not what the run's list says; ``""`` when it is."""
         if not connection.digests or connection.is_stale:
-            await self.listing(
-                self.name, run=run
-            )  # the list came out of a record, or the server has another one by now
+            # The list came out of a record, or the server has another one by now.
+            await self.listing(self.name, run=run)
         now = connection.digests.get(listed.name)
         if now == listed.digest:
             return ""
@@ -477,10 +476,7 @@ class McpTools:
         self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
     ) -> ToolResult:
         if isinstance(outcome, Wanted):
-            waits = self._next_round(outcome, ticket)
-            if "error" in waits:
-                return error_result(waits["error"])
-            return ToolResult.json(freeze_object(waits), status="pending")
+            return ToolResult.json(freeze_object(self._next_round(outcome, ticket)), status="pending")
         wrong = _broken_promise(connection, listed, outcome)
         return error_result(wrong) if wrong else result_of(outcome, self._channel, page=listed.page)
 
@@ -579,6 +575,8 @@ class McpTools:
                 call.answer(self._asking.response(answers["asked"]))
             async with asyncio.timeout(self._options.timeout):
                 outcome = await call.outcome()
+            if isinstance(outcome, Wanted):
+                return self._next_round(outcome, ticket)
         except ToolServerError as error:
             return {"error": error.message, "lost": True}
         except ToolError as error:
@@ -588,17 +586,12 @@ class McpTools:
         finally:
             if call is not None and call.task.done():
                 connection.closed(ticket)
-        if isinstance(outcome, Wanted):
-            return self._next_round(outcome, ticket)
         wrong = _broken_promise(connection, listed, outcome)
         return {"error": wrong} if wrong else {"result": outcome}
 
     def _next_round(self, wanted: Wanted, ticket: str) -> dict[str, Any]:
-        """Return the requests of a server as a record stores them, or an error when they are too large."""
-        try:
-            requests = bounded_requests(self.name, wanted.requests, wanted.state)
-        except ToolError as error:
-            return {"error": error.message}
+        """Return the requests of a server as a record stores them; raise ``ToolError`` when they are too large."""
+        requests = bounded_requests(self.name, wanted.requests, wanted.state)
         return {"requests": requests, "state": wanted.state, "ticket": ticket}
 
     # --- the end ------------------------------------------------------------------------------------------------------
