@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stepengine.system.whole_files import put, sweep
+    from stepengine.system.whole_files import put, sweep  # noqa: TC004 - its text is ahead of this one, see above
 
 READY = b"stepengine worker 1\n"
 LENGTHS = struct.Struct(">II")
