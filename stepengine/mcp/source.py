@@ -164,6 +164,11 @@ def mcp_tools(
     )
 
 
+def _returns_headers(auth: object) -> bool:
+    """Return whether *auth* is a function of the run, and not an ``Auth`` that signs requests of any run."""
+    return callable(auth) and not hasattr(auth, "async_auth_flow")
+
+
 def _check(
     name: str,
     target: object,
@@ -185,7 +190,7 @@ def _check(
             f"function that returns headers, not a {type(auth).__name__}"
         )
         raise DefinitionError(msg)
-    if callable(auth) and not hasattr(auth, "async_auth_flow") and not takes_one_argument(auth):
+    if _returns_headers(auth) and not takes_one_argument(auth):
         msg = (
             f"the function auth= of the MCP server {name!r} takes one argument, the run that the request is for. Write "
             "`def auth(run): ...`; it has run.id, run.owner and run.params"
@@ -264,7 +269,7 @@ class McpTools:
         self._defer = defer
         self._pins = pins
         self._asking = ServerQuestions(options.name, options.roots or ())
-        self._by_owner = callable(options.auth) and not hasattr(options.auth, "async_auth_flow")
+        self._by_owner = _returns_headers(options.auth)
         self._connections: dict[tuple[int, str], ServerConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._is_shared = False
