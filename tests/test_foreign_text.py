@@ -2057,7 +2057,6 @@ APART: dict[str, str] = {
     "system/connection.py:ProgramConnection._message": "UTF-8 of at most 2,000 bytes",
     "system/whole_files.py:NAME": "names of the package's own temporary files",
     "system/whole_files.py:umask": "the kernel's status of this process",
-    "system/worker.py:Worker.do_begin": "a text of this package",
     "system/worker.py:Worker.serve": "what this package sends",
     "system/workspace.py:_split": "a command of the caller",
     "system/writes.py:_content_form": "UTF-8 of at most 4 MiB",

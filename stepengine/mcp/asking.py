@@ -30,14 +30,12 @@ from stepengine.mcp._caps import (
 )
 from stepengine.runtime.logs import LOGGER
 
-__all__ = ("STYLE", "ServerQuestions", "bounded_requests", "roots_of")
+__all__ = ("ServerQuestions", "bounded_requests", "roots_of")
 
 DECLINED: Mapping[str, Any] = {"action": "decline"}
 YES, NO, DEFAULT = "yes", "no", "default"
 TOO_LARGE = "too_large"
 """The only member in the record of a request that is too large: its answer, for which no one is asked."""
-STYLE = 2
-"""How questions are asked now: with limits, defaults and the titles of choices."""
 SHOWN_CHOICES = 20
 FORMATS = {
     "email": "an e-mail address",
@@ -61,12 +59,8 @@ class ServerQuestions:
         self._roots = roots
         self.rounds = ROUNDS
 
-    def answered(self, requests: Mapping[str, Any], style: int = STYLE) -> Generator[Any, Any, dict[str, Any]]:
-        """
-        Return the answer to every request, by key, as JSON.
-
-        The *style* of the questions is recorded with the requests, so that a journal of style 1 is replayed word by word.
-        """
+    def answered(self, requests: Mapping[str, Any]) -> Generator[Any, Any, dict[str, Any]]:
+        """Return the answer to every request, by key, as JSON."""
         answers: dict[str, object] = {}
         for key, request in sorted(requests.items()):
             params = request.get("params", request)
@@ -74,13 +68,13 @@ class ServerQuestions:
             if set(request) == {TOO_LARGE}:
                 answers[key] = request[TOO_LARGE]
                 continue
-            if style > 1 and request.get("method") == "roots/list":
+            if request.get("method") == "roots/list":
                 # Which they are, and whether any are told, stands in no record: another machine has others.
                 answers[key] = {"roots": True}
             elif "messages" in params:
                 answers[key] = yield from self._call_model(params)
             elif "requestedSchema" in params:
-                answers[key] = yield from self._form(params, style)
+                answers[key] = yield from self._form(params)
             elif "url" in params:
                 answers[key] = yield from self._address(params)
             else:
@@ -94,7 +88,7 @@ class ServerQuestions:
         text = text if len(text) <= QUESTION_CHARS else f"{text[:QUESTION_CHARS]}..."
         return f"The MCP server {self._server} asks: {text}"
 
-    def _form(self, params: Mapping[str, Any], style: int) -> Generator[Any, Any, Mapping[str, Any]]:
+    def _form(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
         """
         Ask for the fields of a form one by one; declining one that is required declines the form.
 
@@ -113,7 +107,7 @@ class ServerQuestions:
                 return {"action": "accept", "content": {}} if said == YES else DECLINED
         content: dict[str, object] = {}
         for name, field in fields.items():
-            value = yield from self._field(message, _FormField(name, field, name in required, style))
+            value = yield from self._field(message, _FormField(name, field, name in required))
             if value is not None:
                 content[name] = value
             elif name in required:
@@ -226,13 +220,11 @@ class _FormField:
         name: What the server calls it.
         schema: What it says of it; nobody has checked that.
         is_required: Whether the form has no answer without it.
-        style: 1 for questions as they were before defaults, limits and the titles of choices were told.
     """
 
     name: str
     schema: Mapping[str, Any]
     is_required: bool
-    style: int
 
     @property
     def kind(self) -> object:
@@ -259,8 +251,6 @@ class _FormField:
         each = _as_list(given)
         values = [one.get("const") if isinstance(one, Mapping) else one for one in each]
         plain = {visible(str(value), strict=True): value for value in values}
-        if self.style == 1:
-            return {shown: str(value) for shown, value in plain.items()}
         named = _as_list(choices.get("enumNames")) if isinstance(choices, Mapping) else []
         titles = (
             named if len(named) == len(each) else [one.get("title") if isinstance(one, Mapping) else "" for one in each]
@@ -276,8 +266,6 @@ class _FormField:
 
     def hints(self) -> str:
         """Return in words what fits, and what the server would take itself."""
-        if self.style == 1:
-            return ""
         said = [*self._limits(), *([] if self.is_required else ["may be left out"])]
         if "default" in self.schema:
             how = "" if self.options() else f", which {DEFAULT!r} stands for"
@@ -307,7 +295,7 @@ class _FormField:
         text = said.strip()
         if self.kind == "boolean":
             return text.lower() in (YES, "y", "true"), ""
-        if self.style > 1 and text.lower() == DEFAULT and "default" in self.schema and not self.options():
+        if text.lower() == DEFAULT and "default" in self.schema and not self.options():
             return self.schema["default"], ""
         if self.is_list:
             chosen = _parse_choices(text, self.choices())
@@ -318,8 +306,6 @@ class _FormField:
             except (ValueError, DataError):
                 return None, f"{text[:50]!r} is no {self.kind}"
             return number, self._problem(text, number, "minimum", "maximum")
-        if self.style == 1:
-            return said, ""
         choices = self.choices()
         if choices:
             value = choices.get(text, text if text in [str(one) for one in choices.values()] else None)
@@ -329,8 +315,6 @@ class _FormField:
         )
 
     def _problem(self, said: object, size: Any, least: str, most: str) -> str:
-        if self.style == 1:
-            return ""
         low, high = self.schema.get(least), self.schema.get(most)
         unit = {"minItems": " of them", "minLength": " characters"}.get(least, "")
         if (_is_number(low) and size < low) or (_is_number(high) and size > high):

@@ -10,10 +10,15 @@ from stepengine.mcp.connection import ConnectionOptions, ServerConnection
 from stepengine.mcp.http import RUN, McpRun
 from stepengine.system.after_fork import leave
 
-__all__ = ("ServerConnections",)
+__all__ = ("ServerConnections", "returns_headers")
 
 END_SECONDS = 10.0
 """How long the end of a server in another event loop is waited for."""
+
+
+def returns_headers(auth: object) -> bool:
+    """Return whether *auth* is a function of the run, and not an ``Auth`` that signs requests of any run."""
+    return callable(auth) and not hasattr(auth, "async_auth_flow")
 
 
 class ServerConnections(dict[tuple[int, str], ServerConnection]):
@@ -27,7 +32,7 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
     def __init__(self, options: ConnectionOptions) -> None:
         super().__init__()
         self._options = options
-        self._by_owner = callable(options.auth) and not hasattr(options.auth, "async_auth_flow")
+        self._by_owner = returns_headers(options.auth)
         self._closing: set[asyncio.Task[None]] = set()
 
     def connect(self, run: McpRun, engine: object) -> ServerConnection:

@@ -123,27 +123,26 @@ def pages_in(content: Sequence[Mapping[str, Any]], page: str) -> tuple[SideEffec
     Return the pages of a result for the application: the texts and links with a ``ui://`` address, and *page*, its tool's own.
     """
     found = [SideEffect(PAGE, page)] if page else []
-    for block in content[:PARTS]:
-        address = _page_address(block)
-        text = (block.get("resource") or block).get("text")
-        if not address or (isinstance(text, str) and len(text) > DOCUMENT_BYTES):
-            continue
-        mime = str((block.get("resource") or block).get("mimeType") or "")
-        found.append(SideEffect(PAGE, address, {"mime_type": mime, "text": text} if isinstance(text, str) else None))
+    for one in filter(None, map(_page_in, content[:PARTS])):
+        text = one.get("text")
+        if not isinstance(text, str):
+            found.append(SideEffect(PAGE, _page_address(one)))
+        elif len(text) <= DOCUMENT_BYTES:
+            data = {"mime_type": str(one.get("mimeType") or ""), "text": text}
+            found.append(SideEffect(PAGE, _page_address(one), data))
     return tuple(found)
 
 
-def _page_address(block: Mapping[str, Any]) -> str:
-    """Return the ``ui://`` address of a block that is a page in text, or a link to a page; ``""`` for another block."""
-    resource = block.get("resource") if block.get("type") == "resource" else block
-    if (
-        block.get("type") not in ("resource", "resource_link")
-        or not isinstance(resource, Mapping)
-        or "blob" in resource
-    ):
-        return ""
-    address = str(resource.get("uri") or "")
-    return visible(address, strict=True) if address.startswith(PAGE_SCHEME) else ""
+def _page_in(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the page that a block has as text or links to; ``None`` for another block."""
+    kind = block.get("type")
+    found = block.get("resource") if kind == "resource" else block if kind == "resource_link" else None
+    is_page = isinstance(found, Mapping) and "blob" not in found and str(found.get("uri")).startswith(PAGE_SCHEME)
+    return found if is_page else None
+
+
+def _page_address(page: Mapping[str, Any]) -> str:
+    return visible(str(page["uri"]), strict=True)
 
 
 def _is_base64(text: str) -> bool:
@@ -154,9 +153,7 @@ def _is_base64(text: str) -> bool:
     return True
 
 
-def result_of(
-    raw: Mapping[str, Any], channel: Channel = "once", *, page: str = "", as_before: bool = False
-) -> ToolResult:
+def result_of(raw: Mapping[str, Any], channel: Channel = "once", *, page: str = "") -> ToolResult:
     """
     Return the result of a call; media are kept within the caps of all tools, links stay text.
 
@@ -164,7 +161,6 @@ def result_of(
         raw: What came over the wire.
         channel: What is shown of texts and a structured value.
         page: The ``ui://`` address of the page of its tool; ``""`` for none.
-        as_before: Whether the result stands in a journal of before blobs were kept.
     """
     given = raw.get("content") or ()
     content = without_excess_media(given)
@@ -173,28 +169,28 @@ def result_of(
     data: JsonValue = None
     if structured is not None:
         if channel == "text" and parts:
-            data = freeze(_without_media(structured, _media_of(given), every=True))
+            data = freeze(_without_media(structured, _media_of(given)))
         elif channel == "structured":
             others = [part for part in parts if not isinstance(part, TextPart)]
-            parts = [JsonPart(freeze(_without_media(structured, _media_of(given), every=True))), *others]
+            parts = [JsonPart(freeze(_without_media(structured, _media_of(given)))), *others]
         else:
-            parts = _with_structured(parts, structured, given, as_before=as_before)
+            parts = _with_structured(parts, structured, given)
     if raw.get("isError"):
         texts = [
             p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
         ]
         return error_result("\n".join(texts) or "the server says that the call failed, and not why")
-    blobs = () if as_before else blobs_in(content)
-    return as_result(ToolResult(tuple(parts), side_effects=(*blobs, *pages_in(content, page)), structured=data))
+    effects = (*blobs_in(content), *pages_in(content, page))
+    return as_result(ToolResult(tuple(parts), side_effects=effects, structured=data))
 
 
 def without_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return *content* with a word in place of media and pages that would make its record too large."""
     kept, left = list[Mapping[str, Any]](), MEDIA_BYTES
     for block in content:
-        resource = block.get("resource")
-        page = (resource if isinstance(resource, Mapping) else block).get("text") if _page_address(block) else ""
-        size = len(_data_of(block)) + (len(page.encode(errors="replace")) if isinstance(page, str) else 0)
+        page = _page_in(block)
+        text = None if page is None else page.get("text")
+        size = len(_data_of(block)) + (len(text.encode(errors="replace")) if isinstance(text, str) else 0)
         if size > left:
             kind = "page" if page else block.get("type")
             words = f"[{kind} was left out: the media of a result have at most {MEDIA_BYTES:,} bytes in base64]"
@@ -210,11 +206,7 @@ def _media_of(content: Sequence[Mapping[str, object]]) -> set[str]:
 
 
 def _with_structured(
-    parts: Sequence[ResultPart],
-    structured: object,
-    content: Sequence[Mapping[str, object]],
-    *,
-    as_before: bool = False,
+    parts: Sequence[ResultPart], structured: object, content: Sequence[Mapping[str, object]]
 ) -> list[ResultPart]:
     """
     Return *parts* with the value of a result, each thing once: servers say the same in texts for clients that know nothing else.
@@ -233,7 +225,7 @@ def _with_structured(
             _says(texts, plain) or (isinstance(plain, list | tuple) and _says_each(texts, plain))
         ):
             return [JsonPart(freeze(plain)), *others]
-    value = freeze(_without_media(structured, _media_of(content), every=not as_before))
+    value = freeze(_without_media(structured, _media_of(content)))
     if _says(texts, structured):
         return [JsonPart(value), *others]
     held = set(_texts_in(value, HELD_DEPTH))
@@ -278,19 +270,19 @@ def _data_of(block: Mapping[str, object]) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _without_media(value: object, shown: Collection[str], *, every: bool) -> object:
+def _without_media(value: object, shown: Collection[str]) -> object:
     """
-    Return *value* with a word in place of media that the result shows.
+    Return *value* with a word in place of media.
 
-    With *every*, also of those that it does not: what is written like a block of content, or like a resource of bytes.
+    These are those that the result shows, and whatever has the form of a block of content or of a resource of bytes.
     """
     if isinstance(value, str):
         return SHOWN if value in shown else value
     if isinstance(value, Mapping):
-        kept = {name: _without_media(each, shown, every=every) for name, each in value.items()}
-        return {**kept, **_left_out(value, shown)} if every else kept
+        kept = {name: _without_media(each, shown) for name, each in value.items()}
+        return {**kept, **_left_out(value, shown)}
     if isinstance(value, list | tuple):
-        return [_without_media(each, shown, every=every) for each in value]
+        return [_without_media(each, shown) for each in value]
     return value
 
 
@@ -332,8 +324,8 @@ def content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
 
 def _part(block: Mapping[str, Any]) -> ResultPart:
     kind = block.get("type")
-    if address := _page_address(block):
-        return TextPart(f"[the page {address} is for people, and is left out]")
+    if page := _page_in(block):
+        return TextPart(f"[the page {_page_address(page)} is for people, and is left out]")
     if kind == "text":
         return TextPart(str(block.get("text", "")))
     if kind == "image":

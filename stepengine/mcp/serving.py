@@ -38,14 +38,7 @@ from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.mcp._caps import QUESTION_CHARS
 from stepengine.mcp.connection import require_package
-from stepengine.system.http_connections import (
-    MAX_HEADERS,
-    ConnectionTable,
-    limits_of_process,
-    logging_once_per_second,
-    make_protocol,
-    note_verified,
-)
+from stepengine.system.http_connections import logging_once_per_second, note_verified, protocol_options
 from stepengine.tooling.conversion import cut, encode
 from stepengine.tooling.spawning import direct_tool
 
@@ -291,16 +284,12 @@ class AgentServer:
             msg = f"whoever reaches {host!r} could run these agents; give a token that clients have to bring, or listen at 127.0.0.1"
             raise DefinitionError(msg)
         app: Any = self.server.streamable_http_app(host=host)
-        limits = limits_of_process()
         with _listening(host, port) as listener:
             config = uvicorn.Config(
                 _require_token(app, token) if token else app,
                 log_level="warning",
                 lifespan="on",
-                http=make_protocol(ConnectionTable(limits), H11Protocol),
-                ws="none",
-                backlog=limits.backlog,
-                h11_max_incomplete_event_size=MAX_HEADERS,
+                **protocol_options(H11Protocol),
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
             if ready is not None:

@@ -28,9 +28,9 @@ from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
 from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
 from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
-from stepengine.mcp.asking import STYLE, ServerQuestions, bounded_requests
+from stepengine.mcp.asking import ServerQuestions, bounded_requests
 from stepengine.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
-from stepengine.mcp.connections import ServerConnections
+from stepengine.mcp.connections import ServerConnections, returns_headers
 from stepengine.mcp.http import NO_RUN, McpRun
 from stepengine.mcp.listing import (
     ListedTool,
@@ -185,7 +185,7 @@ def _check(
             f"function that returns headers, not a {type(auth).__name__}"
         )
         raise DefinitionError(msg)
-    if callable(auth) and not hasattr(auth, "async_auth_flow") and not takes_one_argument(auth):
+    if returns_headers(auth) and not takes_one_argument(auth):
         msg = (
             f"the function auth= of the MCP server {name!r} takes one argument, the run that the request is for. Write "
             "`def auth(run): ...`; it has run.id, run.owner and run.params"
@@ -447,10 +447,7 @@ class McpTools:
         self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
     ) -> ToolResult:
         if isinstance(outcome, Wanted):
-            waits = {**self._next_round(outcome, ticket), "style": STYLE}
-            if "error" in waits:
-                return error_result(waits["error"])
-            return ToolResult.json(freeze_object(waits), status="pending")
+            return ToolResult.json(freeze_object(self._next_round(outcome, ticket)), status="pending")
         wrong = _broken_promise(connection, listed, outcome)
         return error_result(wrong) if wrong else result_of(outcome, self._channel, page=listed.page)
 
@@ -505,21 +502,20 @@ class McpTools:
         waits: Any = given.data
         if isinstance(given.structured, Mapping) and GREW in given.structured:
             return (yield from self._adopt_tools(known, given, given.structured))
-        style = waits.get("style", 1)
         for _ in range(self._asking.rounds):
-            answers = yield from self._asking.answered(waits["requests"], style)
+            answers = yield from self._asking.answered(waits["requests"])
             outcome: Any = yield from Perform(
                 partial(self.going_on, run=known.run), listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
             if "requests" not in outcome:
-                return self._recorded_result(listed, outcome, style)
+                return self._recorded_result(listed, outcome)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
 
-    def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any], style: int) -> ToolResult:
+    def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
-            return result_of(outcome["result"], self._channel, page=listed.page, as_before=style == 1)
+            return result_of(outcome["result"], self._channel, page=listed.page)
         return cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
 
     async def going_on(
@@ -550,6 +546,8 @@ class McpTools:
                 call.answer(self._asking.response(answers["asked"]))
             async with asyncio.timeout(self._options.timeout):
                 outcome = await call.outcome()
+            if isinstance(outcome, Wanted):
+                return self._next_round(outcome, ticket)
         except ToolServerError as error:
             return {"error": error.message, "lost": True}
         except ToolError as error:
@@ -559,17 +557,12 @@ class McpTools:
         finally:
             if call is not None and call.task.done():
                 connection.closed(ticket)
-        if isinstance(outcome, Wanted):
-            return self._next_round(outcome, ticket)
         wrong = _broken_promise(connection, listed, outcome)
         return {"error": wrong} if wrong else {"result": outcome}
 
     def _next_round(self, wanted: Wanted, ticket: str) -> dict[str, Any]:
-        """Return the requests of a server as a record stores them, or an error when they are too large."""
-        try:
-            requests = bounded_requests(self.name, wanted.requests, wanted.state)
-        except ToolError as error:
-            return {"error": error.message}
+        """Return the requests of a server as a record stores them; raise ``ToolError`` when they are too large."""
+        requests = bounded_requests(self.name, wanted.requests, wanted.state)
         return {"requests": requests, "state": wanted.state, "ticket": ticket}
 
     # --- the end ------------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ class _Clouded(HttpProvider):
     def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
         if isinstance(error, self._cloud.errors()):
             # The SDK says with a plain RuntimeError that there are none; any other one is not about them.
-            if isinstance(error, RuntimeError) and "credentials" not in str(error):
+            if type(error) is RuntimeError and "credentials" not in str(error):
                 return error
             return unusable(self.name, call.model, error, call.credentials.origin)
         return super()._failure(error, call)

@@ -21,7 +21,6 @@ ENTRY_POINTS = "stepengine.models"
 """The entry-point group: the name of an entry is a prefix, what it loads makes a provider."""
 
 OPENROUTER = "openrouter"
-"""How many registered providers a message names; 32 of them hide what it says."""
 ALIKE = 0.75
 """How near a provider's name has to be to be meant, where OpenRouter is named beside it."""
 

@@ -112,7 +112,7 @@ class Request:
         """
         if self.tool.about is not None:
             return [place for place in self._declared if not _is_only_address(place)]
-        return [*self.texts(PATHS), *_file_addresses(self.input)]
+        return [*self.texts(PATHS), *filter(is_file_address, _texts_outside(self.input, PATHS))]
 
     @property
     def possible_places(self) -> list[str]:
@@ -144,20 +144,6 @@ class Request:
     @property
     def _declared(self) -> tuple[str, ...]:
         return self.tool.places(self.input)
-
-
-def _file_addresses(value: object) -> Iterator[str]:
-    """Give the addresses of files in a value, but for those of members that are paths anyway."""
-    if isinstance(value, str):
-        if is_file_address(value):
-            yield value
-    elif isinstance(value, Mapping):
-        for name, member in value.items():
-            if name not in PATHS:
-                yield from _file_addresses(member)
-    elif isinstance(value, list):
-        for member in value:
-            yield from _file_addresses(member)
 
 
 def _texts_outside(value: object, names: Sequence[str]) -> Iterator[str]:

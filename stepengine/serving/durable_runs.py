@@ -654,6 +654,6 @@ def _of_the_run(*, status: int, kind: str) -> Any:
     try:
         yield
     except JournalError as error:
-        if not isinstance(error, JournalError):
+        if type(error) is not JournalError:  # subclasses have statuses of their own
             raise
         raise Problem(error.message, status=status, kind=kind) from None

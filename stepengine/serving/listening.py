@@ -8,13 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepengine.system.http_connections import (
-    MAX_HEADERS,
-    ConnectionTable,
-    limits_of_process,
-    logging_once_per_second,
-    make_protocol,
-)
+from stepengine.system.http_connections import logging_once_per_second, protocol_options
 
 if TYPE_CHECKING:
     from stepengine.serving.application import Application
@@ -41,7 +35,6 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    limits = limits_of_process()
     config = uvicorn.Config(
         served,
         host=host,
@@ -50,10 +43,7 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
         # By uvicorn's own way what cannot begin is told with a traceback, and as nothing else.
         lifespan="off",
         server_header=False,
-        http=make_protocol(ConnectionTable(limits), H11Protocol),
-        ws="none",
-        backlog=limits.backlog,
-        h11_max_incomplete_event_size=MAX_HEADERS,
+        **protocol_options(H11Protocol),
         # Whoever is slow to read would hold the end up.
         timeout_graceful_shutdown=1,
     )
@@ -77,10 +67,8 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
         loop.add_signal_handler(number, stop)
     try:
         async with served.lifespan():
-            with (
-                logging_once_per_second(),
-                contextlib.suppress(SystemExit),
-            ):  # which uvicorn raises where it cannot listen
+            # uvicorn raises SystemExit where it cannot listen.
+            with logging_once_per_second(), contextlib.suppress(SystemExit):
                 await server.serve()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -882,7 +882,7 @@ async def watch_run(request: Request) -> Response:
     except LimitExceeded as error:
         raise Problem(error.message, status=429, kind="too_many_readers", headers={"retry-after": "5"}) from None
     except StepEngineError as error:
-        if not isinstance(error, StepEngineError):
+        if type(error) is not StepEngineError:  # subclasses have statuses of their own
             raise
         raise InputError(error.message, issues=(f"after: {error.message}",)) from None
     return StreamingResponse(

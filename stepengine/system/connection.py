@@ -44,6 +44,7 @@ PROGRAM = (
     "exec(compile(r(int(r(9))),'stepengine worker','exec'),{'__name__':'__main__'})"
 )
 """What is executed there first: it reads the rest, its length before it, and becomes that. One line, for whatever shell is between."""
+FUTURE = b"from __future__ import annotations\n"
 POLL_SECONDS = 0.05
 KILL_SECONDS = 2.0
 
@@ -531,5 +532,7 @@ def _parse_head(text: bytes) -> dict[str, Any]:
 
 
 def source_of(*names: str) -> bytes:
-    """Return the text of modules that stand beside this one."""
-    return b"\n".join([Path(__file__).with_name(name).read_bytes() for name in names])
+    """Return the text of modules of this folder as one program."""
+    texts = [Path(__file__).with_name(name).read_bytes() for name in names]
+    # A future statement is allowed at the beginning alone.
+    return FUTURE + b"\n".join([text.replace(FUTURE, b"") for text in texts])

@@ -294,12 +294,12 @@ class Elsewhere:
             place.kept.begin()
         argv = place.argv((*ISOLATED, "-c", PROGRAM))
         self.line += 1
-        source = source_of("worker.py")
+        source = source_of("whole_files.py", "worker.py")
         made = ProgramConnection(argv, place.env, name=place.name, source=source, seconds=place.start, line=self.line)
         self._closing.clear()
         self._variables.clear()
         try:
-            number = made.ask("begin", source_of("whole_files.py"), seconds=place.start, limits=dict(place.limits))
+            number = made.ask("begin", seconds=place.start, limits=dict(place.limits))
             self._begun = made.answer(number, seconds=place.start).head
             self._open_roots(made)
         except BaseException as error:

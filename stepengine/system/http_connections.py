@@ -29,7 +29,6 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 __all__ = (
-    "MAX_HEADERS",
     "ConnectionLimits",
     "ConnectionTable",
     "ConnectionWatch",
@@ -38,6 +37,7 @@ __all__ = (
     "logging_once_per_second",
     "make_protocol",
     "note_verified",
+    "protocol_options",
 )
 
 RESERVED_FILES = 256
@@ -257,6 +257,17 @@ def make_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
     return LimitedProtocol
+
+
+def protocol_options(base: Any) -> dict[str, Any]:
+    """Return the options of ``uvicorn.Config`` that limit connections to those that this process can serve; *base* is ``H11Protocol``."""
+    limits = limits_of_process()
+    return {
+        "http": make_protocol(ConnectionTable(limits), base),
+        "ws": "none",
+        "backlog": limits.backlog,
+        "h11_max_incomplete_event_size": MAX_HEADERS,
+    }
 
 
 class OncePerSecond(logging.Filter):

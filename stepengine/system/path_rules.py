@@ -55,12 +55,12 @@ def folded(parts: Sequence[str]) -> str:
     return unicodedata.normalize("NFC", "/".join(parts)).casefold()
 
 
-SPELLED = re.compile(r"[%\\\t\r\n]|[\s\0-\x20]*file:|~|\$|[A-Za-z]:", re.IGNORECASE)
 FILE_ADDRESS = re.compile(r"[\s\0-\x20]*file:(?=([/\\])?)", re.IGNORECASE)
 """Parsers of addresses leave out control characters and spaces at the beginning."""
 OTHER_ADDRESS = re.compile(r"(?!(?:https?|wss?|ftp)://)[A-Za-z][\w+.:-]{0,80}://", re.IGNORECASE)
 """An address that is not of the web, such as ``git+file:///srv/a`` or ``resource://a``: it may name a file."""
-BLANKS = "".join([char for char in map(chr, range(0x10000)) if char <= " " or char.isspace()])
+BLANKS = "".join([char for char in map(chr, range(0x3001)) if char <= " " or char.isspace()])
+"""Control characters and spaces; U+3000 is the last of them."""
 ELSEWHERE = re.compile(r"~|\$|[A-Za-z]:/")
 SPELLINGS = 32
 """No honest path has more readings than a few; one with more is not judged but refused."""
@@ -79,11 +79,6 @@ def possible_paths(text: str) -> tuple[str, ...]:
     Programs decode ``%2f``, take ``file:`` addresses and backslashes, and expand ``~``, variables and drives. What
     such a path starts at is not known, so it is returned as an absolute path.
     """
-    if not (
-        SPELLED.match(text) or OTHER_ADDRESS.match(text) or "%" in text or "\\" in text
-        or _without_breaks(text) != text or text.strip(BLANKS) != text
-    ):  # fmt: skip
-        return (text,)
     found = [text]
     for path in found:  # grows meanwhile: a program may do several of these, in any order
         found += [other for other in _other_readings(path) if other not in found]

@@ -1,7 +1,7 @@
 """
 Makes the content of a file, all of it or nothing, and removes what such a write has left that was cut off.
 
-It stands alone, on the standard library of Python 3.8: ``stepengine.system.worker`` is sent its text, to do the same elsewhere.
+It stands alone, on the standard library of Python 3.8: its text is sent ahead of ``stepengine.system.worker``, to do the same elsewhere.
 """
 
 from __future__ import annotations

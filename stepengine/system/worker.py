@@ -1,7 +1,7 @@
 """
 A program of its own, of the standard library alone: carries out at the other end of a pipe what tools ask of a system.
 
-It is sent over the pipe and needs nothing there but Python 3.8. It knows no tools: what it does are calls on open folders and
+It is sent over the pipe, behind ``whole_files`` as one text, and needs nothing there but Python 3.8. It knows no tools: what it does are calls on open folders and
 files, each the one that ``stepengine.system.calls`` makes here, and starting programs, each beside a supervisor. When its
 standard input ends, everything that it started is killed and its private folders are removed.
 
@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from stepengine.system.whole_files import put, sweep  # noqa: TC004 - its text is ahead of this one, see above
 
 READY = b"stepengine worker 1\n"
 LENGTHS = struct.Struct(">II")
@@ -107,7 +109,6 @@ class Worker:
         self.open: dict[int, int] = {}
         self.children: dict[int, ChildProcess] = {}
         self.private: list[str] = []
-        self.atomic: dict[str, Any] = {}
 
     def send(self, head: dict[str, Any], data: bytes = b"") -> None:
         """Send one frame."""
@@ -172,7 +173,6 @@ class Worker:
             hard = resource.getrlimit(which)[1]
             wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(which, (wanted, wanted))
-        exec(compile(data.decode(), "<writing whole files>", "exec"), self.atomic)  # noqa: S102  (a text of this package)
         can = os.open in os.supports_dir_fd and os.mkdir in os.supports_dir_fd
         return {
             "python": list(sys.version_info[:3]),
@@ -313,11 +313,11 @@ class Worker:
 
     def do_replace(self, folder: int, name: str, mode: Any, data: bytes, number: Any) -> None:
         """Make something the content of a file, durably."""
-        self.atomic["put"](self.fd(folder), name, data, mode)
+        put(self.fd(folder), name, data, mode)
 
     def do_sweep(self, folder: int, data: bytes, number: Any) -> None:
         """Remove temporary files that a process which no longer exists has left."""
-        self.atomic["sweep"](self.fd(folder))
+        sweep(self.fd(folder))
 
     # --- programs ---------------------------------------------------------------------------------------------------
 

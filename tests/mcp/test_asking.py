@@ -17,11 +17,11 @@ from tests.strategies import json_values
 ONE = {"type": "object", "required": ["x"]}
 
 
-def answered(request: dict[str, Any], *said: str, style: int = 2) -> tuple[Any, list[Ask]]:
+def answered(request: dict[str, Any], *said: str) -> tuple[Any, list[Ask]]:
     """
     Answer a request with what somebody says to one question after the other.
     """
-    steps, waiting, asked = ServerQuestions("srv").answered({"k": {"params": request}}, style), list(said), []
+    steps, waiting, asked = ServerQuestions("srv").answered({"k": {"params": request}}), list(said), []
     try:
         question = steps.send(None)
         while True:
@@ -130,14 +130,6 @@ def test_choices_are_shown_by_their_titles_and_sent_as_the_server_calls_them(fie
 
     assert options == question.options
     assert "2" in answer["content"]["x"]
-
-
-@pytest.mark.parametrize(("field", "unfit", "told"), LIMITS)
-def test_a_journal_of_before_limits_asks_as_it_did(field: Any, unfit: str, told: str) -> None:
-    answer, (question,) = answered(form(field), unfit, style=1)
-
-    assert "The MCP server srv asks: Say - x" == question.question
-    assert "accept" == answer["action"]
 
 
 def test_who_gives_nothing_that_fits_three_times_declines() -> None:

@@ -19,9 +19,9 @@ from mcp import Client, StdioServerParameters
 from stepengine import AgentDefinition, Ask, Engine, Perform, Sleep, ToolCall, tool
 from stepengine.errors import DefinitionError
 from stepengine.mcp import mcp_tools
-from stepengine.mcp import serving as mcp_serving
 from stepengine.mcp.serving import AgentServer, Offered, OwnRuns
 from stepengine.permissions import Policy
+from stepengine.system import http_connections
 from stepengine.system.http_connections import ConnectionLimits
 from stepengine.testing import ScriptedModel, tool_call
 
@@ -255,7 +255,7 @@ async def test_idle_connections_to_agents_over_http_are_closed_and_keep_nobody_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = ConnectionLimits(connections=20, header_seconds=1.0)
-    monkeypatch.setattr(mcp_serving, "limits_of_process", lambda: limits, raising=False)
+    monkeypatch.setattr(http_connections, "limits_of_process", lambda: limits)
     engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
     agents = AgentServer([Offered(engine, engine.agent("shop"))])
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -61,3 +61,17 @@ def test_the_oldest_are_over_the_bound_first(monkeypatch: pytest.MonkeyPatch) ->
     assert found == [[], [], ["b"], ["c", "a", "d", "e"]]
     assert kept.get("b") is None
     assert kept.get("e") is handle
+
+
+def test_the_events_of_a_run_with_a_damaged_journal_are_refused_for_the_journal_and_not_for_the_request(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path)
+    with house.open(), house.client() as client:
+        run = started(client, "quick")
+        ended(client, run)
+    (tmp_path / "runs" / f"{run}.jsonl").write_text('{"damaged\n{}\n')
+    with house.open(), house.client() as client:
+        refused = client.get(f"/runs/{run}/events")
+
+    assert (409, "urn:stepengine:problem:journal_corrupt") == (refused.status_code, refused.json()["type"])
