@@ -31,9 +31,13 @@ def byte_size(value: object) -> int:
 
 def argument_size(value: object) -> int:
     """Return at least how many bytes the texts in arguments of a program take, however deep they are."""
-    size, left = 0, [value]
+    # Forty lists, each twice in the next one, are few bytes and 2^40 members: what is there several times is counted once.
+    size, left, seen = 0, [value], set[int]()
     while left:
         one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
         if isinstance(one, str | bytes):
             size += len(one)
         elif isinstance(one, Mapping):
