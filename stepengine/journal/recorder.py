@@ -79,8 +79,7 @@ def recall_lookups(history: History, plan: RunPlan, state: AgentState) -> tuple[
     if prompt is not None and not isinstance(plan.definition.system_prompt, str):
         state = attrs.evolve(state, system_prompt=prompt)
     if plan.path in history.windows or (plan.path, 0) in history.intents:
-        left_cut = partial(history.left_cut, plan.path)
-        plan = attrs.evolve(plan, context_window=history.windows.get(plan.path), left_cut=left_cut)
+        plan = attrs.evolve(plan, context_window=history.windows.get(plan.path))
     return plan, state
 
 
