@@ -432,7 +432,7 @@ class Intent:
         """The name of the effect's type, such as ``"model_call"``."""
         if not self._type:
             effect = self.effect
-            self._type = "model_call" if isinstance(effect, CallModel) else str(cast("Any", effect)["type"])
+            self._type = "model_call" if isinstance(effect, CallModel) else str(effect["type"])
         return self._type
 
     @property
