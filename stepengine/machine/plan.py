@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -154,13 +153,6 @@ class RunPlan:
     output_problem: Callable[[JsonValue], str] | None = attrs.field(default=None, eq=False, repr=False)
 
 
-@cache
-def _ended() -> tuple[tuple[str, ...], Callable[[Ended[Any]], tuple[Any, ...]]]:
-    """Return the names of what is known of an ended run, and what reads all of it; a run that has not ended needs neither."""
-    names = tuple([field.name for field in attrs.fields(Ended)])
-    return names, attrgetter(*names)
-
-
 @frozen(kw_only=True, weakref_slot=False)
 class Finished(Ended[Any]):
     """
@@ -186,9 +178,8 @@ class Finished(Ended[Any]):
 
     def as_result(self, **more: object) -> RunResult:
         """Return what the caller gets from this run; *more* is what its machine does not know."""
-        names, values_of = _ended()
-        known = zip(names, values_of(self), strict=True)
-        return RunResult(**{**dict(known), "pending_questions": self.pending, **more})
+        known = {field.name: getattr(self, field.name) for field in attrs.fields(Ended)}
+        return RunResult(**{**known, "pending_questions": self.pending, **more})
 
     def as_tool_result(self, runs: Yielding) -> ToolResult:
         """Return the result of the call of the tool whose body this run was."""

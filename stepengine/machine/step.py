@@ -84,7 +84,6 @@ class StepReply:
     has_words: bool = True
 
 
-# One is made at each step; the constructor takes several times as long (see `data/makers.py`).
 def run_turn(run: RunState) -> Flow[None]:
     """Run steps until the turn ends or the budget is spent; a turn with background children at work goes on for them."""
     # Children in the background may still be at work when the model has ended its turn: what they say is a message,
