@@ -31,7 +31,7 @@ from stepengine.redaction import GIVEN
 
 STEPS = 20
 PACKAGE = str(Path(stepengine.__file__).parent)
-GENERATED = ("<attrs generated methods stepengine", "<stepengine generated ", "<string>")
+GENERATED = ("<attrs generated methods stepengine", "<string>")
 Calls = Counter[tuple[str, str]]
 """How often each function was called, by file and qualified name."""
 

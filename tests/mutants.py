@@ -748,8 +748,8 @@ MUTANTS = (
     Mutant(
         "the run's clock stands still",
         "stepengine/machine/state.py",
-        "            self.now = at\n",
-        "            pass\n",
+        "        self.now = max(self.now, outcome.at)\n        # Messages",
+        "        # Messages",
         ("tests/machine/test_calls.py", "tests/machine/test_handler.py"),
     ),
     Mutant(

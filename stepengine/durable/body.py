@@ -161,8 +161,7 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
     # here, at its very end (durable:U17).
     known = await run.mark(f"{END}:{print_}", {"at": run.at()}, "its end")
-    # One that was begun by an earlier version has no time of its end.
-    return form | (known or {}) if order.spawns else form
+    return form | known if order.spawns else form
 
 
 async def _ready(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> _Execution:

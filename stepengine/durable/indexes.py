@@ -3,8 +3,8 @@ What the tables of the database are looked up by, beside what the package ``dbos
 
 The package finds runs by their ids, queues and states. A look at a session, or at a tree, has to cost the same however long the
 session is and however many runs there are, and a pattern of ids uses no index of a database that sorts as people do. What stands
-in an index here stands to the letter in the statements that use it. Without the indexes, as in tables that were made by an older
-version, the same statements are right and slower.
+in an index here stands to the letter in the statements that use it. Without the indexes, which a role
+without rights cannot create, the same statements are right and slower.
 """
 
 from __future__ import annotations

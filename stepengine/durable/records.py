@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -30,7 +30,6 @@ from stepengine.durable.steps import (
     END,
     INTENT,
     LOOKUP,
-    MODEL,
     REASON,
     SPAWN,
     START,
@@ -604,11 +603,7 @@ def order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) -> tu
             None if result is None else outcome_form(address[1], history.outcome(result), redactor, attempts=attempts)
         )
         if form is not None or touched_world(intent.effect):
-            outcomes[address] = (
-                MODEL if intent.type == "model_call" else kind_of_effect(cast("Any", intent.effect)),
-                fp,
-                form,
-            )
+            outcomes[address] = kind_of_effect(intent.effect), fp, form
     lookups: dict[str, dict[str, object]] = {}
     for path in {*history.prompts, *history.windows}:
         lookups[path] = {"prompt": history.prompts.get(path), "window": history.windows.get(path)}

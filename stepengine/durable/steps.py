@@ -132,8 +132,10 @@ def fingerprint_of(name: str) -> str:
     return name.partition(":")[2]
 
 
-def kind_of_effect(form: Mapping[str, Any]) -> str:
+def kind_of_effect(form: CallModel | Mapping[str, Any]) -> str:
     """Return the kind of step that holds the outcome of the effect that *form* describes."""
+    if isinstance(form, CallModel):
+        return MODEL
     return START if form.get("background") else KINDS[form["type"]]
 
 
@@ -511,7 +513,7 @@ class Steps:
         # same rules.
         form = describe(item)
         print_ = run.prints.of(form)
-        name = f"{MODEL if isinstance(effect, CallModel) else kind_of_effect(cast('Any', form))}:{print_}"
+        name = f"{kind_of_effect(form)}:{print_}"
         _check_possible(item)
         seeded = run.seed.outcomes.get((item.path, effect.seq))
         if seeded is not None:
@@ -1261,10 +1263,9 @@ def asked_by(item: Item, agent_id: str = "") -> Ancestor:
             seq=effect.seq, agent_id=agent_id or item.plan.definition.id, tool_call_id=effect.tool_call_id, at=effect.at,
             tool_name=effect.tool_name, input=effect.input, source=effect.source, values=values_form(effect.values),
         )  # fmt: skip
-    spawn = effect
     return Ancestor(
-        seq=spawn.seq, agent_id=agent_id, prompt=spawn.prompt, params=spawn.params,
-        tool_call_id=spawn.tool_call_id, is_inline=spawn.is_inline, at=spawn.at, of=spawn.of,
+        seq=effect.seq, agent_id=agent_id, prompt=effect.prompt, params=effect.params,
+        tool_call_id=effect.tool_call_id, is_inline=effect.is_inline, at=effect.at, of=effect.of,
     )  # fmt: skip
 
 

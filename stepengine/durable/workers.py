@@ -35,7 +35,7 @@ WORKERS = "select executor, release from stepengine.workers where app = %s order
 
 
 async def has_list(own: Any) -> bool:
-    """Return whether the database has the list; a database that an older version made has none."""
+    """Return whether the database has the list; it has none if no role was allowed to create it."""
     (is_there,) = await (await own.execute(THERE)).fetchone()
     return bool(is_there)
 

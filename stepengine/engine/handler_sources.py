@@ -9,13 +9,14 @@ reports no line that is right.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import linecache
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -36,15 +37,19 @@ from stepengine.tooling.definition import Tool
 
 __all__ = ("Names", "SourceWarning", "check_agent_sources", "check_hook_sources")
 
-YIELDABLES: Collection[object] = {*rows_for("handler"), *rows_for("hook"), *rows_for("tool")}
-HELPERS: Collection[object] = (best_of, call, map_agents, retry)
+INERT: Collection[object] = (
+    *rows_for("handler"), *rows_for("hook"), *rows_for("tool"), best_of, call, map_agents, retry,
+)  # fmt: skip
+"""Calls of these only return something to yield."""
 CALLS_A_TOOL: Collection[object] = (ToolCall, call)
 CALLS_AN_AGENT: Collection[object] = (AgentCall, map_agents, best_of)
 # A file is parsed once for all of its functions.
 MAX_FILES = 64
+BEFORE_INCLUDE = 2
+"""Arguments of ``ToolCall`` before ``include_tool_call``, which may have no name."""
 MISSING = object()
 # A service may build a definition for each run, all of the same code.
-PARSED: WeakKeyDictionary[CodeType, _Source | None] = WeakKeyDictionary()
+PARSED: WeakKeyDictionary[CodeType, tuple[_Use, ...]] = WeakKeyDictionary()
 SHOWN: dict[str, dict[Any, Any]] = {}
 
 
@@ -52,40 +57,32 @@ class SourceWarning(UserWarning):
     """A line of an agent's code has no effect, or names a tool or an agent that is not available there."""
 
 
-class _Dotted(NamedTuple):
-    """A name in source code, such as ``stepengine.ToolCall``."""
-
-    parts: tuple[str, ...]
-
-
-_Argument: TypeAlias = "_Dotted | str | bool | None"
-"""An argument of a call: a name, a constant, or ``None`` for any other expression."""
+_Dotted: TypeAlias = tuple[str, ...]
+"""The parts of a name in source code, such as ``stepengine.ToolCall``."""
 
 
 @frozen
-class _Call:
-    """A call in source code: the line, the called name, the first argument and ``include_tool_call=``."""
-
-    line: int
-    callee: _Dotted
-    first: _Argument
-    keeps: _Argument
-
-
-@frozen
-class _Source:
+class _Use:
     """
-    The source of one function.
+    A call by name, or a statement that consists of a name.
 
     Attributes:
-        dropped: Lines of statements that consist of one call or one name, with that name.
-        calls: All calls by name.
-        local: Names that the function binds itself.
+        line: Its line in the file.
+        name: The name.
+        is_call: Whether it is a call.
+        is_statement: Whether its value is dropped.
+        first: The first argument, if it is a name or a text.
+        is_kept: Whether no argument with a name is ``include_tool_call=False``, as far as the source shows.
+        count: How many arguments have no name.
     """
 
-    dropped: tuple[tuple[int, _Dotted, bool], ...]
-    calls: tuple[_Call, ...]
-    local: frozenset[str]
+    line: int
+    name: _Dotted
+    is_call: bool = False
+    is_statement: bool = False
+    first: _Dotted | str | None = None
+    is_kept: bool = False
+    count: int = 0
 
 
 @frozen
@@ -142,7 +139,7 @@ def check_agent_sources(
 
 
 def _names_of_body(name: str, names: Names, uses: Mapping[str, tuple[Collection[str], Collection[str]]]) -> Names:
-    """Return the names that a tool's body may use: those of its agent and of ``uses=``."""
+    """Return what the body of a tool may name: what its agent may, and what it carries itself."""
     # The body of a carried tool also has what its callers carry, and any tool that carries others may be among these.
     is_carried = any(name in tools for tools, _ in uses.values())
     carried = list(uses.values()) if is_carried else [uses[name]] if name in uses else []
@@ -178,12 +175,9 @@ def _check(fn: object, owner: str, scope: _Scope | None) -> None:
         if function is None or function.__code__ in met or _is_ours(function):
             continue
         met.add(function.__code__)
-        source = _source_of(function)
-        if source is None:
-            continue
-        for line, text in _findings(function, source, owner, scope):
+        for line, text in _findings(function, owner, scope):
             _warn(text, function.__code__.co_filename, line)
-        called = [_look_up(function, source, one.callee) for one in source.calls]
+        called = [_look_up(function, one.name) for one in _uses_in(function) if one.is_call]
         waiting += [_function_of(one) for one in called if inspect.isgeneratorfunction(one)]
 
 
@@ -196,41 +190,36 @@ def _warn(text: str, file: str, line: int) -> None:
     warnings.warn_explicit(text, SourceWarning, file, line, registry=SHOWN.setdefault(file, {}))
 
 
-def _findings(function: FunctionType, source: _Source, owner: str, scope: _Scope | None) -> Iterator[tuple[int, str]]:
-    for line, name, is_call in source.dropped:
-        problem = _dropped_problem(_look_up(function, source, name), ".".join(name.parts), is_call=is_call)
-        if problem:
-            yield line, f"{owner}: {problem}"
-    for one in source.calls if scope is not None else ():
-        named = _look_up(function, source, one.first) if isinstance(one.first, _Dotted) else one.first
-        problem = _call_problem(_look_up(function, source, one.callee), named, one.keeps, cast("_Scope", scope))
-        if problem:
-            yield one.line, f"{owner}: {problem}"
+def _findings(function: FunctionType, owner: str, scope: _Scope | None) -> Iterator[tuple[int, str]]:
+    for one in _uses_in(function):
+        value = _look_up(function, one.name)
+        problems = [_dropped_problem(one, value) if one.is_statement else ""]
+        if scope is not None and one.is_call:
+            named = _look_up(function, one.first) if isinstance(one.first, tuple) else one.first
+            if _is_among(value, CALLS_A_TOOL):
+                is_kept = one.is_kept and (value is not ToolCall or one.count <= BEFORE_INCLUDE)
+                problems.append(_tool_problem(named, scope, is_kept=is_kept))
+            elif _is_among(value, CALLS_AN_AGENT):
+                problems.append(_agent_problem(named, scope))
+        yield from [(one.line, f"{owner}: {problem}") for problem in problems if problem]
 
 
-def _dropped_problem(value: object, written: str, *, is_call: bool) -> str:
+def _is_among(value: object, known: Collection[object]) -> bool:
+    # By identity: a value of the author's may be compared by code of the author's.
+    return any(value is one for one in known)
+
+
+def _dropped_problem(one: _Use, value: object) -> str:
     """Return why a statement that consists of one call or name has no effect; ``""`` if it may have one."""
-    if is_call and _is_inert(value):
+    written = ".".join(one.name)
+    if one.is_call and (_is_among(value, INERT) or inspect.isgeneratorfunction(value)):
         return f"{written}(...) has no effect by itself. Write `yield from {written}(...)`."
-    if not is_call and isinstance(value, Sentinel):
+    if not one.is_call and isinstance(value, Sentinel):
         return f"{written} has no effect by itself. Write `yield {written}`."
     return ""
 
 
-def _call_problem(callee: object, named: object, keeps: _Argument, scope: _Scope) -> str:
-    if any(callee is one for one in CALLS_A_TOOL):
-        return _tool_problem(named, keeps, scope)
-    return _agent_problem(named, scope) if any(callee is one for one in CALLS_AN_AGENT) else ""
-
-
-def _is_inert(value: object) -> bool:
-    """Return whether a call of *value* only returns something to yield."""
-    if isinstance(value, type):
-        return value in YIELDABLES
-    return any(value is one for one in HELPERS) or inspect.isgeneratorfunction(value)
-
-
-def _tool_problem(tool: Any, keeps: _Argument, scope: _Scope) -> str:
+def _tool_problem(tool: Any, scope: _Scope, *, is_kept: bool) -> str:
     try:
         name = tool_name_of(tool)
     except BadYield:
@@ -240,9 +229,7 @@ def _tool_problem(tool: Any, keeps: _Argument, scope: _Scope) -> str:
             return ""
         near = did_you_mean(name, scope.names.tools) or f". List it in {scope.for_tools}."
         return f"the tool {name!r} is not available{near}"
-    # Only what is known for certain: any other expression may be `False` when the line runs. A tool that comes with the
-    # package is made when its binding is asked for, so that is done last.
-    if name in scope.names.offered or keeps is not True or scope.names.tools[name].runs.how not in RUN_FREELY:
+    if not is_kept or name in scope.names.offered or scope.names.tools[name].runs.how not in RUN_FREELY:
         return ""
     return (
         f"the tool {name!r} is not listed by the agent. List it in {scope.for_tools}, or call it with "
@@ -268,10 +255,19 @@ def _function_of(fn: object) -> FunctionType | None:
     return found if isinstance(found, FunctionType) else None
 
 
-def _source_of(function: FunctionType) -> _Source | None:
+def _uses_in(function: FunctionType) -> tuple[_Use, ...]:
     code = function.__code__
     if code not in PARSED:
-        PARSED[code] = _read(_text_of(function)).get((code.co_firstlineno, code.co_name))
+        found = _read(_text_of(function)).get((code.co_firstlineno, code.co_name), ())
+        # Only a run could tell what a name means that the function binds itself.
+        own = _own_names(code)
+        PARSED[code] = tuple(
+            [
+                attrs.evolve(one, first=None) if isinstance(one.first, tuple) and one.first[0] in own else one
+                for one in found
+                if one.name[0] not in own
+            ]
+        )
     return PARSED[code]
 
 
@@ -289,87 +285,57 @@ def _text_of(function: FunctionType) -> str:
 
 
 @lru_cache(MAX_FILES)
-def _read(text: str) -> Mapping[tuple[int, str], _Source]:
-    """Return the functions of a file by first line and name; none for text that this Python cannot parse."""
+def _read(text: str) -> Mapping[tuple[int, str], tuple[_Use, ...]]:
+    """Return what the functions of a file use, by first line and name; nothing for text that this Python cannot parse."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return {
-        (min([node.lineno, *[d.lineno for d in node.decorator_list]]), node.name): _parse(node) for node in functions
+        (min([node.lineno, *[d.lineno for d in node.decorator_list]]), node.name): tuple(_parse(node))
+        for node in functions
     }
 
 
-def _parse(function: ast.FunctionDef | ast.AsyncFunctionDef) -> _Source:
-    dropped: list[tuple[int, _Dotted, bool]] = []
-    calls: list[_Call] = []
-    local: set[str] = set()
-    for node in [inner for statement in function.body for inner in ast.walk(statement)] + list(ast.walk(function.args)):
-        local.update(filter(None, _bound_names(node)))
-        if isinstance(node, ast.Expr):
-            is_call = isinstance(node.value, ast.Call)
-            name = _dotted(node.value.func if isinstance(node.value, ast.Call) else node.value)
-            if name is not None:
-                dropped.append((node.lineno, name, is_call))
-        elif isinstance(node, ast.Call) and (name := _dotted(node.func)) is not None:
-            calls.append(_Call(node.lineno, name, _first(node), _keeps(node)))
-    return _Source(tuple(dropped), tuple(calls), frozenset(local))
+def _parse(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[_Use]:
+    nodes = [inner for part in (*function.body, function.args) for inner in ast.walk(part)]
+    dropped = {id(node.value): node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Call) and (name := _dotted(node.func)):
+            yield _call_of(node, name, is_statement=id(node) in dropped)
+    for value in dropped.values():
+        if name := _dotted(value):
+            yield _Use(value.lineno, name, is_statement=True)
 
 
-def _bound_names(node: ast.AST) -> Iterable[str | None]:
-    match node:
-        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-            return (name,)
-        case ast.arg(arg=name):
-            return (name,)
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            return (name,)
-        case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
-            return (name,)
-        case ast.MatchMapping(rest=name):
-            return (name,)
-        case ast.alias(name=name, asname=alias):
-            return (alias or name.partition(".")[0],)
-        case _:
-            return ()
+def _call_of(node: ast.Call, name: _Dotted, *, is_statement: bool) -> _Use:
+    named = {keyword.arg: keyword.value for keyword in node.keywords}
+    first = node.args[0] if node.args else named.get("tool", named.get("agent"))
+    # Whatever is passed on with `*` or `**` may hold it.
+    is_kept = None not in named and not any(isinstance(one, ast.Starred) for one in node.args)
+    if include := named.get("include_tool_call"):
+        is_kept = isinstance(include, ast.Constant) and include.value is True
+    said = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else _dotted(first)
+    return _Use(node.lineno, name, True, is_statement, said, is_kept, len(node.args))
 
 
-def _dotted(node: ast.expr) -> _Dotted | None:
+def _dotted(node: ast.expr | None) -> _Dotted | None:
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
-    return _Dotted((node.id, *reversed(parts))) if isinstance(node, ast.Name) else None
+    return (node.id, *reversed(parts)) if isinstance(node, ast.Name) else None
 
 
-def _argument(node: ast.expr | None) -> _Argument:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | bool):
-        return node.value
-    return None if node is None else _dotted(node)
-
-
-def _first(node: ast.Call) -> _Argument:
-    named = {keyword.arg: keyword.value for keyword in node.keywords}
-    return _argument(node.args[0] if node.args else named.get("tool", named.get("agent")))
-
-
-def _keeps(node: ast.Call) -> _Argument:
-    """Return ``include_tool_call=`` of a call, ``True`` where it is left out; it is the third of ``ToolCall``."""
-    named = {keyword.arg: keyword.value for keyword in node.keywords}
-    if "include_tool_call" in named:
-        return _argument(named["include_tool_call"])
-    # Whatever is passed on with `*` or `**` may hold it.
-    return None if None in named or any(isinstance(one, ast.Starred) for one in node.args) else True
-
-
-def _look_up(function: FunctionType, source: _Source, name: _Dotted) -> object:
-    """Resolve a name in a function; ``MISSING`` if only a run could tell."""
-    first, *rest = name.parts
-    if first in source.local:
-        return MISSING
-    value: Any = _closure(function).get(first, MISSING)
-    if value is MISSING:
+def _look_up(function: FunctionType, name: _Dotted) -> object:
+    """Return what a name means in a function, ``MISSING`` where only a run could tell."""
+    (first, *rest), code = name, function.__code__
+    value: Any = MISSING
+    if first in code.co_freevars:
+        with contextlib.suppress(ValueError):  # not bound yet
+            value = (function.__closure__ or ())[code.co_freevars.index(first)].cell_contents
+    else:
         value = function.__globals__.get(first, MISSING)
     for attribute in rest:
         # Of anything else than a module, an attribute may be computed by code of the author's.
@@ -379,11 +345,7 @@ def _look_up(function: FunctionType, source: _Source, name: _Dotted) -> object:
     return value
 
 
-def _closure(function: FunctionType) -> Mapping[str, object]:
-    found: dict[str, object] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not bound yet
-            found[name] = MISSING
-    return found
+def _own_names(code: CodeType) -> set[str]:
+    """Return the names that a function, or one within it, binds itself."""
+    inner = [_own_names(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return {*code.co_varnames, *code.co_cellvars}.union(*inner)

@@ -23,7 +23,7 @@ from stepengine.data.messages import Message
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Begun, Failure, Stop, Value
 from stepengine.data.questions import Question
-from stepengine.data.state import AgentState, ChildResult, RunInfo, RunStatus
+from stepengine.data.state import AgentState, RunInfo, RunStatus
 from stepengine.data.tools import Control, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import add_cost
@@ -245,29 +245,6 @@ class History:
             case Blob():
                 self.blobs[record.fp] = record.data
         return ""
-
-    def left_cut(self, path: str, seq: int) -> bool:
-        """
-        Return whether the run at *path* took the reply to its effect *seq*, which was cut, as it was.
-
-        Runs did so before texts that were cut were continued, and it cannot be seen in a run that stopped right there.
-        """
-        after = self.intents.get((path, seq + 1))
-        if after is None:
-            result = self.end_of(path)
-            value = None if result is None else getattr(self.outcome(result), "value", None)
-            return isinstance(value, ChildResult) and value.status is RunStatus.TRUNCATED
-        if after.type != "model_call":
-            return True
-        tail = self.form(after)["request"].get("tail") or ()
-        return not any(message["type"] == "assistant_message" for message in tail)
-
-    def named_output(self, path: str) -> bool:
-        """Return whether only the type's name is recorded of the output of the run at *path*, as was once done for what is not JSON."""
-        result = self.end_of(path)
-        value = None if result is None else getattr(self.outcome(result), "value", None)
-        output = value.output if isinstance(value, ChildResult) else None
-        return isinstance(output, Mapping) and output.keys() == {"type", "name"} and output["type"] == "object"
 
     def _take_input(self, record: Input) -> None:
         if record.line is not None:

@@ -737,10 +737,10 @@ class JournaledRun:
     def _machine(self, inner: MachineMaker) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             # Only what a machine can see of the record is put into its plan: stand-ins for tools that are gone, and
-            # whether an output has to be kept. It does not know that there is a record.
+            # what keeps an output from being recorded. It does not know that there is a record.
             known = plan if self.past is None else self.past.with_gone_tools(plan)
             if plan.definition.handle_steps is not None:
-                known = attrs.evolve(known, keeps_output=partial(self._keeps_output, plan.path), unkept=self._unkept)
+                known = attrs.evolve(known, output_problem=self._output_problem)
             if plan.decode_output is not None:
                 self.decoders[plan.path] = plan.decode_output
             running = self.machines[plan.path] = inner(known, state)
@@ -748,12 +748,8 @@ class JournaledRun:
 
         return machine
 
-    def _keeps_output(self, path: str) -> bool:
-        """Whether what is no JSON is refused as the output of a run; once, the name of its type was recorded."""
-        return self.past is None or not self.past.history.named_output(path)
-
-    def _unkept(self, output: JsonValue) -> str:
-        """Return why an output is not a record of this journal; what is recorded already was short enough."""
+    def _output_problem(self, output: JsonValue) -> str:
+        """Return why an output cannot be recorded in this journal, ``""`` if it can."""
         return too_long(output, self.source.inline)
 
     def _planner(self, inner: ChildPlanner) -> ChildPlanner:

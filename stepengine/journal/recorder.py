@@ -79,8 +79,7 @@ def recall_lookups(history: History, plan: RunPlan, state: AgentState) -> tuple[
     if prompt is not None and not isinstance(plan.definition.system_prompt, str):
         state = attrs.evolve(state, system_prompt=prompt)
     if plan.path in history.windows or (plan.path, 0) in history.intents:
-        left_cut = partial(history.left_cut, plan.path)
-        plan = attrs.evolve(plan, context_window=history.windows.get(plan.path), left_cut=left_cut)
+        plan = attrs.evolve(plan, context_window=history.windows.get(plan.path))
     return plan, state
 
 
@@ -193,11 +192,9 @@ class Recorder:
     def __init__(self, inner: Performer, run: JournaledRun, beside: Recorder | None = None) -> None:
         self._inner = inner
         self._run = run
-        self._begin, self._timing = inner.begin, run.timing
+        self._begin = inner.begin
         self._replayer = run.replayer
         self._cleans = run.source.redactor.shapes
-        # Whether an outcome is another one once it is recorded: it has a made-up time, or has no secrets any more.
-        self._changes = self._cleans or run.source.stable
         self._next: dict[str, int] = {}
         self._has_begun = False
         # Replies that the machine has, and that are durable before anything else is begun or anybody is told.
@@ -318,19 +315,16 @@ class Recorder:
         except StepEngineError as error:
             raise self._run.fail(error) from error.__cause__
 
+    def around(self, inner: Performer) -> Performer:
+        """Return who records in one and the same record what *inner* performs, which starts no run."""
+        return self if self._replayer is not None else Recorder(inner, self._run, self)
+
     # The order of these questions is the whole of resuming: a recorded outcome is given; a run that is recorded to its
     # end stops where the record does; what lost its race stays lost; what was begun and has no result is in doubt; and
     # only then is anything performed. Children are asked about first, since they are never answered from a record: they
     # run again over their own.
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""
-        return self._perform(item, io)
-
-    def around(self, inner: Performer) -> Performer:
-        """Return who records in one and the same record what *inner* performs, which starts no run."""
-        return self if self._replayer is not None else Recorder(inner, self._run, self)
-
-    def _perform(self, item: Item, io: IO) -> Awaitable[Single]:
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             return self._stop_diverged(run.fatal)

@@ -144,7 +144,7 @@ OUTCOMES: Mapping[str, Any] = {
     "agent_call": ChildResult,
     "agent_start": ChildRef,
 }
-"""What an effect gives, by its type; a ``Spawn`` in the background is a ``Start``."""
+"""What an effect gives, by its type; an ``agent_call`` in the background is an ``agent_start``."""
 
 
 def check_members(value: object, shape: Shape, what: str) -> None:
@@ -429,10 +429,10 @@ class Intent:
 
     @property
     def type(self) -> str:
-        """The name of the effect's type, such as ``"CallModel"``."""
+        """The name of the effect's type, such as ``"model_call"``."""
         if not self._type:
             effect = self.effect
-            self._type = "model_call" if isinstance(effect, CallModel) else str(cast("Any", effect)["type"])
+            self._type = "model_call" if isinstance(effect, CallModel) else str(effect["type"])
         return self._type
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -41,14 +40,6 @@ def _always() -> bool:
 
 def _as_given(_agent: object, params: JsonValue) -> JsonValue:
     return params
-
-
-def _fits(_: JsonValue) -> str:
-    return ""
-
-
-def _never(_seq: int = 0) -> bool:
-    return False
 
 
 def _nothing(_number: int) -> None:
@@ -119,13 +110,11 @@ class RunPlan:
         here: Whether the caller is in the run's own thread; only there may a handler or hook say something.
         watched: Whether anybody looks at step, phase and text events; while nobody does, they are not made.
         opened: Told where the run's history can be looked up, when it begins.
-        left_cut: Whether the run that is repeated took the cut reply of the effect with that number as it was, as runs did
-            before cut texts were continued.
-        keeps_output: Whether what its handler returns is written down, and so has to be JSON.
         body: What it is the body of; ``None`` for the run of an agent.
         published: The id of its agent as one of a package, ``publisher/name``; ``""`` for any other.
         packages: Of a root run the packages of its agent, and of all that may run below it, by such ids.
-        unkept: Says why what its handler returns cannot be written down although it is JSON; ``""`` where it can be.
+        output_problem: Returns why a JSON output cannot be recorded, ``""`` if it can; ``None`` for a run without a journal, whose
+            output need not be JSON.
     """
 
     definition: AgentDefinition
@@ -158,19 +147,10 @@ class RunPlan:
     here: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
-    left_cut: Callable[[int], bool] = attrs.field(default=_never, eq=False, repr=False)
-    keeps_output: Callable[[], bool] = attrs.field(default=_never, eq=False, repr=False)
     body: ToolBody | None = None
     published: str = ""
     packages: Mapping[str, str] = attrs.field(factory=dict)
-    unkept: Callable[[JsonValue], str] = attrs.field(default=_fits, eq=False, repr=False)
-
-
-@cache
-def _ended() -> tuple[tuple[str, ...], Callable[[Ended[Any]], tuple[Any, ...]]]:
-    """Return the names of what is known of an ended run, and what reads all of it; a run that has not ended needs neither."""
-    names = tuple([field.name for field in attrs.fields(Ended)])
-    return names, attrgetter(*names)
+    output_problem: Callable[[JsonValue], str] | None = attrs.field(default=None, eq=False, repr=False)
 
 
 @frozen(kw_only=True, weakref_slot=False)
@@ -198,9 +178,8 @@ class Finished(Ended[Any]):
 
     def as_result(self, **more: object) -> RunResult:
         """Return what the caller gets from this run; *more* is what its machine does not know."""
-        names, values_of = _ended()
-        known = zip(names, values_of(self), strict=True)
-        return RunResult(**{**dict(known), "pending_questions": self.pending, **more})
+        known = {field.name: getattr(self, field.name) for field in attrs.fields(Ended)}
+        return RunResult(**{**known, "pending_questions": self.pending, **more})
 
     def as_tool_result(self, runs: Yielding) -> ToolResult:
         """Return the result of the call of the tool whose body this run was."""

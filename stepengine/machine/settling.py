@@ -136,7 +136,7 @@ def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
         returned.close()
     if hint:
         msg = f"{what} returned a {kind.__name__}{hint}"
-    elif run.plan.keeps_output() and not _can_be_kept(returned):
+    elif run.plan.output_problem is not None and not _can_be_kept(returned):
         said = error.message if isinstance(error, DataError) else f"a {kind.__name__} raised {type(error).__name__}"
         msg = f"{what}: output is not JSON: {said}; a run with a journal keeps its output, so return what is JSON"
     else:
@@ -151,8 +151,8 @@ def _check_length(run: RunState, output: JsonValue) -> None:
     Raises:
         HandlerError: naming how long it is, and how long it may be.
     """
-    why = run.plan.unkept(output)
-    if why:
+    problem = run.plan.output_problem
+    if problem is not None and (why := problem(output)):
         where = location_of(unwrapped(run.agent.handle_steps))
         what = f"handle_steps of agent {run.agent.id!r} ({where})"
         msg = f"{what}: output is too long: {why}; write what is long to a file and return where it is"

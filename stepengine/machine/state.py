@@ -395,9 +395,7 @@ class RunState:
         """Take note of the time of an outcome, and of what was sent to the run meanwhile."""
         # The only clock of a run: the time of its latest outcome. Outcomes of a group may come back in another order
         # than they ended, hence the maximum; time never goes back (reliability:JR28).
-        at = outcome.at
-        if at > self.now:  # noqa: PLR1730 - a call less, for every outcome
-            self.now = at
+        self.now = max(self.now, outcome.at)
         # Messages that were sent to the run travel inside the outcome of the effect during which they came. So they
         # stand in its record, and a replay has them at the same place (replay:J16).
         if outcome.inputs:

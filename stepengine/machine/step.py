@@ -84,7 +84,6 @@ class StepReply:
     has_words: bool = True
 
 
-# One is made at each step; the constructor takes several times as long (see `data/makers.py`).
 def run_turn(run: RunState) -> Flow[None]:
     """Run steps until the turn ends or the budget is spent; a turn with background children at work goes on for them."""
     # Children in the background may still be at work when the model has ended its turn: what they say is a message,
@@ -371,8 +370,7 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
     """
     Complete a reply: one that the provider paused is continued, and so is one that was cut.
 
-    What is continued after a cut is text alone, at most three times, and not where the settings forbid it or the run
-    that is repeated ended there.
+    What is continued after a cut is text alone, at most three times, and not where the settings forbid it.
 
     Raises:
         ModelError: when the reply ended with an error.
@@ -387,10 +385,6 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
         # Asked at each turn, of the reply that has grown: with a call in it nothing more is put on, as half a call
         # cannot be continued.
         if purpose != "step" or not how.continue_cut or how.response_schema is not None or not _is_cut_text(reply):
-            break
-        # Journals of before this rule hold cut replies that were left as they are. A replay must ask for the same
-        # effects, so it looks into the record first; live nothing is left cut.
-        if run.plan.left_cut(run.seq - 1):
             break
         asked = UserMessage(system_reminder(GO_ON))
         reply = _join_replies(reply, (yield from _more(run, request, purpose, reply, asked)))

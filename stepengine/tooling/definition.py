@@ -336,11 +336,6 @@ class Tool(Generic[P, R]):
         """The function."""
         return self.body.fn
 
-    @property
-    def needs_context(self) -> bool:
-        """Whether a call makes use of its ``ToolContext`` at all, beyond logging a failure."""
-        return not (self.runs_inline and not self.body.wants_context)
-
     def binding(self) -> ToolBinding:
         """Return the tool as the machine knows it."""
         return self._binding

@@ -193,6 +193,7 @@ def test_a_tool_that_a_run_may_have_is_not_reported() -> None:
     def handler(ctx: Any) -> Any:
         yield ToolCall("pay", {"amount": 1}, include_tool_call=False)
         yield ToolCall("pay", {"amount": 1}, include_tool_call=bool(ctx))
+        yield ToolCall("pay", {"amount": 1}, False)
         yield from call(look, "a")
         yield ToolCall("add_message", {"role": "user", "content": "Hi"})
 
