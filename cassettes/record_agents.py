@@ -1,12 +1,12 @@
 """
-Records a run of every bundled agent again: ``python cassettes/record_agents.py [FOLDER]``.
+Records a run of every bundled agent again: ``python -m cassettes.record_agents [FOLDER]``.
 
 No model is asked. What it would say is written below; everything else happens: handlers decide, children run side by side,
 tools read, search and edit a temporary copy of the sample shop, and its tests are run by a process. What a search service and
 documentation would say is written down, too, so nothing leaves this machine.
 """
 
-# ruff: noqa: INP001, T201 - a script that says what it wrote
+# ruff: noqa: T201 - a script that says what it wrote
 
 from __future__ import annotations
 

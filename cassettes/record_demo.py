@@ -1,30 +1,25 @@
 """
-Records the cassette of ``stepengine demo`` again: ``python cassettes/record_demo.py [FILE]``.
+Records the cassette of ``stepengine demo`` again: ``python -m cassettes.record_demo [FILE]``.
 
 A server on this machine speaks the Messages protocol and says what is written below. The demo runs against it through the
 real SDK and the real codec, and what goes over the wire becomes the cassette. No key, no provider, no network.
 """
 
-# ruff: noqa: INP001, T201 - a script that says what it wrote
+# ruff: noqa: T201 - a script that says what it wrote
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import attrs
-import httpx2
-
+from cassettes.local_server import Answer, Redirected, save_cassette, serve, source_of
 from stepengine.cli.commands.demo import CASSETTE, run_demo
 from stepengine.testing import Cassette, RecordTransport
 
-SOURCE = "a server on the recording machine that speaks the protocol (cassettes/record_demo.py); no model was asked"
+SOURCE = source_of("record_demo")
 SUM = "sum(PRICES[article] * count for article, count in order.items())"
 
 
@@ -88,27 +83,14 @@ def events(reply: list[dict[str, Any]], turn: int, size: int) -> Iterator[dict[s
     yield {"type": "message_stop"}
 
 
-class Answers(BaseHTTPRequestHandler):
-    """Answers each request with the reply that comes after the assistant messages in it."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        """Answer one request of the Messages protocol."""
-        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        turn = sum(m["role"] == "assistant" for m in request["messages"]) - handler_calls(request["messages"])
-        size = len(json.dumps(request["messages"]))
-        stream = "".join([f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events(REPLIES[turn], turn, size)])
-        body = stream.encode()
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream; charset=utf-8")
-        self.send_header("request-id", f"req_demo_{turn}")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+def answer(_: str, body: bytes) -> Answer:
+    """Answer a request with the reply that comes after the assistant messages in it."""
+    messages = json.loads(body)["messages"]
+    turn = sum(m["role"] == "assistant" for m in messages) - handler_calls(messages)
+    size = len(json.dumps(messages))
+    stream = "".join([f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events(REPLIES[turn], turn, size)])
+    kind = {"content-type": "text/event-stream; charset=utf-8"}
+    return Answer(stream.encode(), stream=True, headers={**kind, "request-id": f"req_demo_{turn}"})
 
 
 def handler_calls(messages: list[dict[str, Any]]) -> int:
@@ -117,42 +99,13 @@ def handler_calls(messages: list[dict[str, Any]]) -> int:
     return sum(any(b.get("name") == "read_files" for b in content) for content in blocks)
 
 
-class Redirected(httpx2.AsyncHTTPTransport):
-    """Takes the cassette's host to the port on which the server of this run listens."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__()
-        self._port = port
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send *request* to the server of this run."""
-        there = request.url.copy_with(host="127.0.0.1", port=self._port)
-        moved = httpx2.Request(request.method, there, headers=request.headers, content=request.content)
-        return await super().handle_async_request(moved)
-
-
-@contextmanager
-def serving() -> Iterator[int]:
-    """Serve the replies on a free port of this machine for as long as the block lasts."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="demo-server")
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 def record(path: Path) -> Path:
     """Run the demo against the server and write what went over the wire to *path*."""
     cassette = Cassette()
-    with serving() as port:
+    with serve(answer) as port:
         result = run_demo(RecordTransport(Redirected(port), cassette)).result
     result.unwrap()
-    labelled = [attrs.evolve(i, extras={**i.extras, "recorded_from": SOURCE}) for i in cassette.interactions]
-    return Cassette(labelled).save(path)
+    return save_cassette(cassette.interactions, SOURCE, path)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """
-Records a run of every program in ``examples/from_others``: ``python cassettes/record_others.py [FOLDER]``.
+Records a run of every program in ``examples/from_others``: ``python -m cassettes.record_others [FOLDER]``.
 
 The replies of the models and the answers of people are in the programs. No model is asked.
 """
 
-# ruff: noqa: INP001, T201 - a script that prints what it wrote
+# ruff: noqa: T201 - a script that prints what it wrote
 
 from __future__ import annotations
 

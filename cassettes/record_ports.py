@@ -1,15 +1,14 @@
 """
-Records a run of every agent that was ported from codebuff: ``python cassettes/record_ports.py [FOLDER]``.
+Records a run of every agent that was ported from codebuff: ``python -m cassettes.record_ports [FOLDER]``.
 
 As with ``record_agents.py`` no model is asked and everything else happens: a repository is cloned, proposals are made and the best
 is written, and a terminal is opened. The page about coming from codebuff rests on these runs.
 """
 
-# ruff: noqa: INP001, T201 - a script that says what it wrote
+# ruff: noqa: T201 - a script that says what it wrote
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from cassettes import record_agents as script
 from stepengine import AgentDefinition, AgentState, AssistantMessage, Engine, RunResult, Usage, UserMessage, load_agent
 from stepengine.journal import FileJournal, JournalLike, RedactField
 from stepengine.models import ModelReply, ModelRequest, Provider
@@ -29,20 +29,6 @@ HERE = Path(__file__).resolve().parent
 PORTS = HERE / "ports"
 EXAMPLES = HERE.parent / "examples" / "from_codebuff"
 MODEL = "scripted/model"
-
-
-def _agents() -> Any:
-    """Return ``record_agents.py``, from which the sample, the tools and the form of the journals come."""
-    name = "stepengine_record_agents"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, HERE / "record_agents.py")
-        assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - the file stands beside this one
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-script = _agents()
 
 
 def greeting(root: Path) -> None:

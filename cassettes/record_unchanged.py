@@ -1,5 +1,5 @@
 """
-Records the tests of ``examples/unchanged_programs``: ``python cassettes/record_unchanged.py [FOLDER]``.
+Records the tests of ``examples/unchanged_programs``: ``python -m cassettes.record_unchanged [FOLDER]``.
 
 The tests run in a process of their own, as a user runs them, with a key in the environment that is none. What they send to a
 provider goes to a server on this machine, which speaks the protocols of the providers and calls ``find_order`` once. This is done
@@ -8,33 +8,26 @@ below the cassettes, so that they hold the providers' own addresses: some framew
 Programs whose framework is not installed are skipped, and their cassettes stay as they are.
 """
 
-# ruff: noqa: INP001, T201 - a script that prints what it wrote
+# ruff: noqa: T201 - a script that prints what it wrote
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import attrs
 
+from cassettes.local_server import Answer, save_cassette, serve, source_of
+from cassettes.record_wires import FOUR, Said
 from stepengine.testing import Cassette
 
 HERE = Path(__file__).resolve().parent
 UNCHANGED = HERE / "unchanged_programs"
 PROGRAMS = HERE.parent / "examples" / "unchanged_programs"
-SOURCE = (
-    "a server on the recording machine that speaks the protocol (cassettes/record_unchanged.py); no model was asked"
-)
 PATHS = {
     "/v1/chat/completions": "openai_chat",
     "/v1/responses": "openai",
@@ -73,57 +66,17 @@ for library in ("httpx2", "httpx"):
 SECONDS = 300
 
 
-def load_wires() -> Any:
-    """Return the module ``record_wires``, which knows the protocols."""
-    name = "stepengine_record_wires"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, HERE / "record_wires.py")
-        assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - the file is in the repository
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+WIRES = {wire.name: wire for wire in FOUR}
+CALL = Said(calls=({"number": 17},), tool="find_order")
+ANSWER = Said("Order 17 was shipped on Tuesday.")
 
 
-wires = load_wires()
-WIRES = {wire.name: wire for wire in wires.FOUR}
-CALL = wires.Said(calls=({"number": 17},), tool="find_order")
-ANSWER = wires.Said("Order 17 was shipped on Tuesday.")
-
-
-class Answers(BaseHTTPRequestHandler):
-    """Calls the tool, and answers when a request holds the tool's result."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        """Answer one request, in a stream if it asks for one."""
-        body = self.rfile.read(int(self.headers["content-length"]))
-        wire = WIRES[next(name for start, name in PATHS.items() if self.path.startswith(start))]
-        said = ANSWER if b"shipped" in body else CALL
-        streamed = b'"stream":true' in body.replace(b" ", b"") or "streamGenerateContent" in self.path
-        answer = wire.answer(None, said, stream=streamed)
-        self.send_response(answer.status)
-        self.send_header("content-type", "text/event-stream" if answer.stream else "application/json")
-        self.send_header("content-length", str(len(answer.body)))
-        self.end_headers()
-        self.wfile.write(answer.body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Write no log."""
-
-
-@contextmanager
-def serving() -> Iterator[int]:
-    """Serve on a free port of this machine for as long as the block lasts, and give the port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="order-server")
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def answer(path: str, body: bytes) -> Answer:
+    """Call the tool, or answer a request that holds its result; in a stream if the request asks for one."""
+    wire = WIRES[next(name for start, name in PATHS.items() if path.startswith(start))]
+    said = ANSWER if b"shipped" in body else CALL
+    streamed = b'"stream":true' in body.replace(b" ", b"") or "streamGenerateContent" in path
+    return attrs.evolve(wire.answer(None, said, stream=streamed), headers={})
 
 
 def run_tests(folder: Path) -> None:
@@ -153,7 +106,7 @@ def run_tests(folder: Path) -> None:
 def record(folder: Path) -> list[Path]:
     """Run the tests of all programs in a copy, and return the cassettes written into *folder*."""
     written = []
-    with tempfile.TemporaryDirectory() as scratch, serving() as port:
+    with tempfile.TemporaryDirectory() as scratch, serve(answer) as port:
         copy = Path(scratch)
         for file in PROGRAMS.glob("*.py"):
             shutil.copy(file, copy)
@@ -164,8 +117,7 @@ def record(folder: Path) -> list[Path]:
             target = folder / file.relative_to(copy / "cassettes")
             target.parent.mkdir(parents=True, exist_ok=True)
             recorded = Cassette.load(file).interactions
-            Cassette([attrs.evolve(i, extras={**i.extras, "recorded_from": SOURCE}) for i in recorded]).save(target)
-            written.append(target)
+            written.append(save_cassette(recorded, source_of("record_unchanged"), target))
     return written
 
 

@@ -1,12 +1,12 @@
 """
-Records the exchanges of the four wires again: ``python cassettes/record_wires.py [FOLDER]``.
+Records the exchanges of the four wires again: ``python -m cassettes.record_wires [FOLDER]``.
 
 A server on this machine speaks the four protocols and says what is written below. Requests go through our codecs and the
 providers' own SDKs, and what goes over the wire becomes one cassette per wire. No key, no provider, no network. The texts
 are ours; the forms are those that the protocols document.
 """
 
-# ruff: noqa: INP001, T201 - a script that says what it wrote
+# ruff: noqa: T201 - a script that says what it wrote
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ import asyncio
 import json
 import queue
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import attrs
-import httpx2
 
+from cassettes.local_server import Answer, Redirected, save_cassette, serve, source_of
 from stepengine.data.messages import (
     AssistantMessage,
     DocumentPart,
@@ -41,8 +38,9 @@ from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvi
 from stepengine.testing import Cassette, RecordTransport
 
 WIRES = Path(__file__).resolve().parent / "wires"
-SOURCE = "a server on the recording machine that speaks the protocol (cassettes/record_wires.py); no model was asked"
+SOURCE = source_of("record_wires")
 HOST = "https://wires.test"
+IDENTIFIED = {"request-id": "req_local"}
 SIGNATURE = "c2lnbmVkIGJ5IHRoZSBzZXJ2ZXIgb2YgdGhlIHRlc3RzIC8rPQ=="
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360000000000500017ff37e2c0000000049454e44ae426082"
@@ -383,8 +381,9 @@ class Wire:
     def answer(self, scene: Scene, said: Said | None, *, stream: bool) -> Answer:
         """Return what the server answers."""
         if said is None:
-            return Answer(json.dumps(self.error).encode(), scene.status)
-        return Answer(self.stream(said), stream=True) if stream else Answer(json.dumps(self.plain(said)).encode())
+            return Answer(json.dumps(self.error).encode(), scene.status, headers=IDENTIFIED)
+        body = self.stream(said) if stream else json.dumps(self.plain(said)).encode()
+        return Answer(body, stream=stream, headers=IDENTIFIED)
 
 
 BUSY = "You ask too often."
@@ -424,68 +423,7 @@ FOUR = (
 )
 
 
-# --- who says it ----------------------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class Answer:
-    """What one request gets."""
-
-    body: bytes
-    status: int = 200
-    stream: bool = False
-
-
-def handler(answers: queue.SimpleQueue[Answer]) -> type[BaseHTTPRequestHandler]:
-    """Return what answers each request with the next answer."""
-
-    class Answers(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            """Answer one request."""
-            self.rfile.read(int(self.headers["content-length"]))
-            answer = answers.get_nowait()
-            self.send_response(answer.status)
-            self.send_header("content-type", "text/event-stream" if answer.stream else "application/json")
-            self.send_header("request-id", "req_local")
-            self.send_header("content-length", str(len(answer.body)))
-            self.end_headers()
-            self.wfile.write(answer.body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    return Answers
-
-
-@contextmanager
-def serving(answers: queue.SimpleQueue[Answer]) -> Iterator[int]:
-    """Serve *answers* on a free port of this machine for as long as the block lasts."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(answers))
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="wire-server")
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-class Redirected(httpx2.AsyncHTTPTransport):
-    """Takes the cassette's host to the port on which the server of this run listens."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__()
-        self._port = port
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send *request* to the server of this run."""
-        there = request.url.copy_with(scheme="http", host="127.0.0.1", port=self._port)
-        return await super().handle_async_request(
-            httpx2.Request(request.method, there, headers=request.headers, content=request.content)
-        )
+# --- conversations ---------------------------------------------------------------------------------------------------
 
 
 async def asked(provider: Provider, request: ModelRequest, *, stream: bool) -> ModelReply | ModelError:
@@ -553,10 +491,13 @@ def record(folder: Path) -> list[Path]:
     written = []
     for wire in FOUR:
         answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        with serving(answers) as port:
+
+        def answer(_path: str, _body: bytes, answers: queue.SimpleQueue[Answer] = answers) -> Answer:
+            return answers.get_nowait()
+
+        with serve(answer) as port:
             cassette = asyncio.run(_recorded(wire, answers, port))
-        labelled = [attrs.evolve(i, extras={**i.extras, "recorded_from": SOURCE}) for i in cassette.interactions]
-        written.append(Cassette(labelled).save(folder / f"{wire.name}.yaml"))
+        written.append(save_cassette(cassette.interactions, SOURCE, folder / f"{wire.name}.yaml"))
     return written
 
 

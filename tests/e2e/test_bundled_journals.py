@@ -74,7 +74,7 @@ def test_a_recorded_run_is_replayed_byte_for_byte_without_network_model_and_file
 @pytest.mark.spec("replay:J23")
 def test_the_script_records_the_same_bytes_again(recorded_again: Path) -> None:
     """
-    When this fails because an agent was changed on purpose: python cassettes/record_agents.py
+    When this fails because an agent was changed on purpose: python -m cassettes.record_agents
     """
     files = sorted(script.AGENTS.iterdir())
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 import os
@@ -12,31 +11,18 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from cassettes import record_demo
 from stepengine.cli.app import app
 from stepengine.cli.commands.demo import CASSETTE, HERE, HOST, copy_project, run_demo
 from stepengine.cli.exits import Exit
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """
-    The script that records the cassette.
-    """
-    spec = importlib.util.spec_from_file_location("record_demo", ROOT / "cassettes" / "record_demo.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.deep
@@ -120,15 +106,15 @@ def test_no_request_holds_a_path_of_the_recording_machine() -> None:
         assert tempfile.gettempdir().encode() + b"/" not in interaction.request.body
 
 
-def test_the_cassette_says_that_no_model_was_asked(script: ModuleType) -> None:
-    assert {script.SOURCE} == {i.extras["recorded_from"] for i in Cassette.load(CASSETTE).interactions}
+def test_the_cassette_says_that_no_model_was_asked() -> None:
+    assert {record_demo.SOURCE} == {i.extras["recorded_from"] for i in Cassette.load(CASSETTE).interactions}
 
 
-def test_recording_again_gives_the_same_cassette(script: ModuleType, tmp_path: Path) -> None:
+def test_recording_again_gives_the_same_cassette(tmp_path: Path) -> None:
     """
-    Apart from the schemas of tools, which pydantic makes. When this fails: python cassettes/record_demo.py
+    Apart from the schemas of tools, which pydantic makes. When this fails: python -m cassettes.record_demo
     """
-    again = Cassette.load(script.record(tmp_path / "cassette.yaml"))
+    again = Cassette.load(record_demo.record(tmp_path / "cassette.yaml"))
 
     def essence(cassette: Cassette) -> list[Any]:
         bodies = [json.loads(i.request.body) for i in cassette.interactions]

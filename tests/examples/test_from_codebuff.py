@@ -4,19 +4,17 @@ Agents that were ported from codebuff, on which the page about coming from there
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import attrs
 import pytest
 
+from cassettes import record_ports as ports
 from stepengine import Engine, RunStatus
 from stepengine.data.json import thaw
 from stepengine.journal import FileJournal
@@ -26,18 +24,6 @@ from stepengine.testing import tool_call
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def recorder() -> ModuleType:
-    name = "stepengine_record_ports"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "cassettes" / "record_ports.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-ports = recorder()
 NEEDS = {"git_committer": "git", "librarian": "git", "tmux_cli": "tmux"}
 
 
@@ -68,7 +54,7 @@ def test_a_ported_agent_is_replayed_byte_for_byte_without_network_model_and_file
 @pytest.mark.parametrize("name", ports.PLAYS)
 def test_the_script_records_the_same_run_again(name: str, tmp_path: Path) -> None:
     """
-    When this fails because an agent, the sample or a tool was changed on purpose: python cassettes/record_ports.py
+    When this fails because an agent, the sample or a tool was changed on purpose: python -m cassettes.record_ports
     """
     if name in NEEDS and shutil.which(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not there")

@@ -4,8 +4,6 @@ Programs in the shape of other frameworks' examples. Each has a recorded run, re
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -13,24 +11,12 @@ from typing import Any
 
 import pytest
 
+from cassettes import record_others as others
 from stepengine import RunStatus
 from stepengine.journal import FileJournal
 from stepengine.system.network import blocked
 from tests.offline import ROOT, ran
 
-
-def load_recorder() -> ModuleType:
-    name = "stepengine_record_others"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "cassettes" / "record_others.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-others = load_recorder()
 PROGRAMS = sorted(file.stem for file in others.EXAMPLES.glob("*.py"))
 
 
@@ -59,7 +45,7 @@ def test_a_program_is_replayed_byte_for_byte_without_network_model_and_files(nam
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_script_records_the_same_run_again(name: str, tmp_path: Path) -> None:
     """
-    When this fails because a program or a tool was changed on purpose: python cassettes/record_others.py
+    When this fails because a program or a tool was changed on purpose: python -m cassettes.record_others
     """
     again, before = others.record(name, tmp_path), others.OTHERS / f"{name}.jsonl"
 

@@ -8,7 +8,6 @@ The frameworks are in an environment of their own, which `.ci/run` makes; elsewh
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from cassettes import record_unchanged
 from stepengine.testing import Cassette
 from tests.offline import NO_NETWORK, ROOT
 
@@ -31,7 +31,6 @@ COUNTERPARTS = (
     ("pypi:langchain-openai", "1.7.3", "works", "The model of the graph."),
 )
 FOLDER, CASSETTES = ROOT / "examples" / "unchanged_programs", ROOT / "cassettes" / "unchanged_programs"
-SCRIPT = ROOT / "cassettes" / "record_unchanged.py"
 FRAMEWORKS = {
     "openai_agents_program": "openai-agents",
     "pydantic_ai_program": "pydantic-ai-slim",
@@ -160,12 +159,7 @@ def shown(output: str) -> str:
 
 @cache
 def recorded_again(folder: Path) -> dict[str, Path]:
-    spec = importlib.util.spec_from_file_location("stepengine_record_unchanged", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return {file.parent.name: file for file in script.record(folder)}
+    return {file.parent.name: file for file in record_unchanged.record(folder)}
 
 
 def interactions(file: Path) -> list[Any]:
@@ -185,7 +179,7 @@ def interactions(file: Path) -> list[Any]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_script_records_the_same_again(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """
-    When this fails because a program or an SDK was changed on purpose: python cassettes/record_unchanged.py
+    When this fails because a program or an SDK was changed on purpose: python -m cassettes.record_unchanged
     """
     again = recorded_again(tmp_path_factory.getbasetemp() / "recorded-again")
 

@@ -5,15 +5,14 @@ streams (``cassettes/record_wires.py`` says what is in them).
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cassettes import record_wires as wires
 from stepengine.data.messages import ThinkingPart, ToolCallPart
 from stepengine.data.models import StopReason, TextChunk, ThinkingChunk
 from stepengine.errors import ModelError, TruncatedReply
@@ -27,15 +26,6 @@ from tests.models.wires import ACCUMULATORS
 FOLDER = Path(__file__).resolve().parents[2] / "cassettes"
 
 
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("record_wires", FOLDER / "record_wires.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-wires = script()
 WIRES = {wire.name: wire for wire in wires.FOUR}
 USED = {"anthropic": (25, 12, 5, 2)}
 EXPECTED: dict[str, list[tuple[StopReason, list[Any]]]] = {
@@ -173,7 +163,7 @@ def test_every_exchange_of_the_file_is_played_and_says_where_it_comes_from(wire)
 @pytest.mark.deep
 def test_the_script_still_records_these_files(tmp_path):
     """
-    When this fails: python cassettes/record_wires.py
+    When this fails: python -m cassettes.record_wires
 
     A stream that breaks off is never recorded as whole, so the ones in these files are kept by hand.
     """

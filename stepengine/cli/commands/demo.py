@@ -88,7 +88,7 @@ def demo(
 
     progress = make_progress(Options(agent="editor", quiet=quiet, config=config).in_force())
     folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
-    cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python cassettes/record_demo.py")
+    cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python -m cassettes.record_demo")
     _introduce()
     try:
         run = run_demo(ReplayTransport(cassette), progress, folder)
