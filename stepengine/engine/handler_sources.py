@@ -139,7 +139,7 @@ def check_agent_sources(
 
 
 def _names_of_body(name: str, names: Names, uses: Mapping[str, tuple[Collection[str], Collection[str]]]) -> Names:
-    """Return what the body of a tool may name: what its agent may, and what it carries itself."""
+    """Return the names that a tool's body may use: those of its agent and of ``uses=``."""
     # The body of a carried tool also has what its callers carry, and any tool that carries others may be among these.
     is_carried = any(name in tools for tools, _ in uses.values())
     carried = list(uses.values()) if is_carried else [uses[name]] if name in uses else []
@@ -329,7 +329,7 @@ def _dotted(node: ast.expr | None) -> _Dotted | None:
 
 
 def _look_up(function: FunctionType, name: _Dotted) -> object:
-    """Return what a name means in a function, ``MISSING`` where only a run could tell."""
+    """Resolve a name in a function; ``MISSING`` if only a run could tell."""
     (first, *rest), code = name, function.__code__
     value: Any = MISSING
     if first in code.co_freevars:
