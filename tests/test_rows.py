@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *[page for page in (ROOT / "docs").glob("*.md") if page.name != "step-order.md"]]
 UNNUMBERED = ("Gather", "Compute", "Notify")
 CALLS_OF_TOOLS = ("CallTool", "CallBody")
-NOT_SHOWN = ("TellRun", "EndRuns", "RunInBackground")
+NOT_SHOWN = ("SendToRun", "EndRuns", "RunInBackground")
 
 
 class Table(NamedTuple):

@@ -50,8 +50,8 @@ __all__ = (
     "Leaf",
     "Notify",
     "RunInBackground",
+    "SendToRun",
     "Spawn",
-    "TellRun",
     "line_of",
     "lines_of",
 )
@@ -284,7 +284,7 @@ class AwaitRuns:
 
 
 @frozen
-class TellRun:
+class SendToRun:
     """
     Something said to a child in the background. Outcome: ``Value(bool)``, whether it is still at work.
 
@@ -339,7 +339,7 @@ Leaf: TypeAlias = (
     | AwaitTime
     | AwaitMessage
     | AwaitRuns
-    | TellRun
+    | SendToRun
     | EndRuns
 )
 """An effect that has a number."""
@@ -515,11 +515,11 @@ EFFECTS: tuple[EffectRow, ...] = (
         follows_children=True,
     ),
     EffectRow(
-        TellRun,
+        SendToRun,
         asks="a child in the background to listen",
         outcome=bool,
         kind="send",
-        verb="tell",
+        verb="send",
         fingerprint=("type", "child", "value", "topic"),
         follows_children=True,
     ),

@@ -28,7 +28,7 @@ SHOWN_WAITS = 20
 @frozen
 class ChildRef(Generic[Out]):
     """
-    A child in the background: what ``Start`` gives, and what ``Wait``, ``Tell`` and ``Cancel`` take.
+    A child in the background: what ``Start`` gives, and what ``Wait``, ``Send`` and ``Cancel`` take.
 
     Attributes:
         id: The child's run id.

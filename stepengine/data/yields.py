@@ -61,6 +61,7 @@ __all__ = (
     "Perform",
     "Race",
     "Receive",
+    "Send",
     "Sentinel",
     "Sleep",
     "Start",
@@ -68,7 +69,6 @@ __all__ = (
     "StepText",
     "StepWith",
     "Steps",
-    "Tell",
     "ToolCall",
     "Wait",
     "YieldRow",
@@ -607,7 +607,7 @@ class Receive(Member["T_co | None"], Generic[T_co]):
     Wait for the next message on a topic of this run.
 
     Messages come in the order in which they arrived; those that came before the run asked wait for it. They are sent with
-    ``handle.post``, ``engine.post``, ``stepengine post`` or by the run's parent with ``Tell``. ``yield from`` gives what the message
+    ``handle.post``, ``engine.post``, ``stepengine post`` or by the run's parent with ``Send``. ``yield from`` gives what the message
     says: JSON, or with a pydantic model as *schema* an object of it; ``None`` at the timeout.
 
     Attributes:
@@ -740,11 +740,11 @@ class Wait(Member["Waited[Out]"], Generic[Out]):
 
 
 @frozen(init=False)
-class Tell(_Iterated):
+class Send(_Iterated):
     """
     Say something to a child in the background: a text for its inbox, or a message on one of its topics.
 
-    ``Tell(ref, "look at the tests, too")`` becomes a user message before its next model call; ``Tell(ref, {"go": True},
+    ``Send(ref, "look at the tests, too")`` becomes a user message before its next model call; ``Send(ref, {"go": True},
     topic="start")`` is what its ``Receive("start")`` gets. ``yield from`` gives whether it is still at work.
 
     Attributes:
@@ -1094,7 +1094,7 @@ Yieldable: TypeAlias = (
     | Receive[Any]
     | Start[Any]
     | Wait[Any]
-    | Tell
+    | Send
     | Cancel
     | Race[Any]
 )
@@ -1320,10 +1320,10 @@ YIELDS: tuple[YieldRow, ...] = (
         script_may_be_empty=True,
     ),
     YieldRow(
-        name="Tell",
-        kind=Tell,
+        name="Send",
+        kind=Send,
         asks="a child in the background to be told something",
-        effects=("TellRun",),
+        effects=("SendToRun",),
         sent="value",
         gives="whether it is still at work",
         for_hooks=True,

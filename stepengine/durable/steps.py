@@ -31,8 +31,8 @@ from stepengine.data.effects import (
     EndRuns,
     Leaf,
     RunInBackground,
+    SendToRun,
     Spawn,
-    TellRun,
 )
 from stepengine.data.events import Event, Warned
 from stepengine.data.json import freeze_object
@@ -630,7 +630,7 @@ class Steps:
             return self._wait_for_answers(item, place)
         if kind in WAITS or kind is EndRuns:
             return self._wait(item, io, place)
-        if kind is TellRun:
+        if kind is SendToRun:
             return self._tell_child(item, place)
         if _is_background(item):
             return self._started_in_background(item, io, place)
@@ -921,7 +921,7 @@ class Steps:
 
     async def _tell_child(self, item: Item, place: _OutcomePlace) -> Single:
         """Send something to a child in the background, wherever it is executed: once, by the address of what says it."""
-        run, effect = self._run, cast("TellRun", item.effect)
+        run, effect = self._run, cast("SendToRun", item.effect)
 
         # A step of its own, with a key made of the effect's address: an execution that dies between sending and
         # recording sends it once more, and the database drops what has a key that it knows. Without the record a

@@ -41,8 +41,8 @@ from stepengine.data.effects import (
     Leaf,
     Notify,
     RunInBackground,
+    SendToRun,
     Spawn,
-    TellRun,
 )
 from stepengine.data.functions import PACKAGE
 from stepengine.data.hooks import HOOK_POINTS, Hooks
@@ -778,7 +778,7 @@ SAID: Mapping[type[Leaf], Callable[[Any], str]] = {
     ),
     AwaitMessage: lambda effect: f"message on {effect.topic}",
     AwaitRuns: lambda effect: f"{effect.need} of the children at {', '.join(effect.children)}",
-    TellRun: lambda effect: f"to the child at {effect.child}: {_short(effect.value)}",
+    SendToRun: lambda effect: f"to the child at {effect.child}: {_short(effect.value)}",
     EndRuns: lambda effect: f"the end of the children at {', '.join(effect.children)}",
     RunInBackground: lambda effect: f"the end of agent {effect.agent_id} in the background",
 }

@@ -30,8 +30,8 @@ from stepengine.data.effects import (
     EndRuns,
     Leaf,
     RunInBackground,
+    SendToRun,
     Spawn,
-    TellRun,
 )
 from stepengine.data.faults import within
 from stepengine.data.json import MAX_LINE_DEPTH, JsonDict, compact, freeze, is_deeper, thaw
@@ -188,7 +188,7 @@ def _runs(effect: AwaitRuns) -> Form:
     return {"type": "wait", "children": list(effect.children), "need": effect.need, **_within(effect.timeout)}
 
 
-def _encode_tell(effect: TellRun) -> Form:
+def _encode_send(effect: SendToRun) -> Form:
     form = {"type": "send", "child": effect.child, "value": effect.value}
     return form | ({"topic": effect.topic} if effect.topic else {})
 
@@ -211,7 +211,7 @@ DESCRIBE: Mapping[type[Leaf], Callable[[Any], CallModel | Form]] = {
     AwaitTime: _time,
     AwaitMessage: _message,
     AwaitRuns: _runs,
-    TellRun: _encode_tell,
+    SendToRun: _encode_send,
     EndRuns: _encode_cancel,
     RunInBackground: _no_form,
 }

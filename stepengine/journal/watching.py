@@ -29,8 +29,8 @@ from stepengine.data.effects import (
     CallTool,
     EndRuns,
     Leaf,
+    SendToRun,
     Spawn,
-    TellRun,
 )
 from stepengine.data.events import (
     Event,
@@ -464,7 +464,7 @@ EFFECTS: Mapping[str, Callable[[Intent, Mapping[str, Any]], Leaf]] = {
     "sleep": lambda intent, _: AwaitTime(intent.seq),
     "receive": lambda intent, form: AwaitMessage(intent.seq, form["topic"]),
     "wait": lambda intent, form: AwaitRuns(intent.seq, tuple(form["children"]), form["need"]),
-    "send": lambda intent, form: TellRun(intent.seq, form["child"]),
+    "send": lambda intent, form: SendToRun(intent.seq, form["child"]),
     "cancel": lambda intent, form: EndRuns(intent.seq, tuple(form["children"])),
 }
 """Recorded effects, as far as anything is shown of them."""

@@ -673,16 +673,16 @@ def _count_child_once(run: RunState, path: str, child: ChildResult) -> ChildResu
     return child
 
 
-class TellMember(WaitMember):
+class SendMember(WaitMember):
     """Something that a child in the background is told."""
 
     __slots__ = ()
 
     def effect(self) -> Leaf:
-        """Return the ``TellRun``."""
+        """Return the ``SendToRun``."""
         asked = self._asked
         path = self.run.background.known(asked.ref)
-        return ef.TellRun(self.run.number(), path, asked.value, asked.topic)
+        return ef.SendToRun(self.run.number(), path, asked.value, asked.topic)
 
     def value_of(self, outcome: Value) -> Any:
         """Return whether it is still at work."""
@@ -725,7 +725,7 @@ def end_background(run: RunState) -> Flow[None]:
             _count_child_once(run, path, awaited.ended[path])
 
 
-Alone: TypeAlias = "y.AgentCall | y.Ask | y.Complete | y.Perform[Any] | y.Sleep | y.Receive[Any] | y.Start[Any] | y.Wait[Any] | y.Tell | y.Cancel"
+Alone: TypeAlias = "y.AgentCall | y.Ask | y.Complete | y.Perform[Any] | y.Sleep | y.Receive[Any] | y.Start[Any] | y.Wait[Any] | y.Send | y.Cancel"
 """What a handler or hook asks for and is a member by itself; calls of tools are planned first."""
 
 MEMBERS: Mapping[type, type[Any]] = {
@@ -736,7 +736,7 @@ MEMBERS: Mapping[type, type[Any]] = {
     y.Receive: MessageWait,
     y.Start: StartMember,
     y.Wait: ChildrenWait,
-    y.Tell: TellMember,
+    y.Send: SendMember,
     y.Cancel: Cancelled,
 }
 OF_STEPS = ", ".join([kind.__name__ for kind in MEMBERS])

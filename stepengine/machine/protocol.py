@@ -32,8 +32,8 @@ from stepengine.data.effects import (
     EndRuns,
     Gather,
     Notify,
+    SendToRun,
     Spawn,
-    TellRun,
 )
 from stepengine.data.events import PhaseChanged
 from stepengine.data.outcomes import Outcome
@@ -152,7 +152,7 @@ PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType(
         AwaitTime: lambda _: (RunPhase.AWAITING_TIME, ""),
         AwaitMessage: lambda effect: (RunPhase.AWAITING_MESSAGE, effect.topic),
         AwaitRuns: lambda _: (RunPhase.AWAITING_AGENT, ""),
-        **dict.fromkeys((CallFunction, TellRun, EndRuns, Gather, Compute, Notify), lambda _: None),
+        **dict.fromkeys((CallFunction, SendToRun, EndRuns, Gather, Compute, Notify), lambda _: None),
     }
 )
 """The phase that a run enters with an effect, and its detail; ``None`` for an effect that changes no phase."""
@@ -170,11 +170,11 @@ WAITING = ("AwaitTime", "AwaitMessage", "AwaitRuns", "Gather")
 """What only waits, and several things at once."""
 FIRST_HOOKS = ("AskPerson:limit", "CallFunction", "CallModel:complete", "CallTool:hook", "HookFailed", *WAITING)
 """What hooks may cause before the handler began, when there are no children yet."""
-HOOKS = (*FIRST_HOOKS, "TellRun", "EndRuns")
+HOOKS = (*FIRST_HOOKS, "SendToRun", "EndRuns")
 """What hooks may cause at their other points."""
 BATCH = ("PermissionDecided", "AskPerson:permission", "CallTool:model", "Gather")
 """What the calls of one reply may cause, beside those that stand between a ``ToolStarted`` and its ``ToolFinished``."""
-OWN = ("AskPerson:question", "AskPerson:limit", "CallFunction", "CallModel:complete", *WAITING, "TellRun", "EndRuns")
+OWN = ("AskPerson:question", "AskPerson:limit", "CallFunction", "CallModel:complete", *WAITING, "SendToRun", "EndRuns")
 """
 What the machine asks for in the middle of a call that it carries out itself, or that goes on after its tool's body: children, a
 person, I/O, a model, a time.

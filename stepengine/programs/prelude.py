@@ -107,7 +107,7 @@ class Wait:
         self.need = need
         self.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
-class Tell:
+class Send:
     def __init__(self, ref, value, *, topic=""):
         self.ref = ref
         self.value = value

@@ -1159,8 +1159,8 @@ class _YieldReading:
     def _of_wait(self, has: Mapping[str, Any]) -> Any:
         return y.Wait(*[self._ref(one) for one in self._items(has["refs"])], **self._fields(has, "need", "timeout"))
 
-    def _of_tell(self, has: Mapping[str, Any]) -> Any:
-        return y.Tell(self._ref(has["ref"]), self.json(has["value"]), topic=self.json(has["topic"]))
+    def _of_send(self, has: Mapping[str, Any]) -> Any:
+        return y.Send(self._ref(has["ref"]), self.json(has["value"]), topic=self.json(has["topic"]))
 
     def _of_cancel(self, has: Mapping[str, Any]) -> Any:
         return y.Cancel(self._ref(has["ref"]), self.json(has["reason"]))

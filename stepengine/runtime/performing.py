@@ -31,8 +31,8 @@ from stepengine.data.effects import (
     EndRuns,
     Leaf,
     RunInBackground,
+    SendToRun,
     Spawn,
-    TellRun,
 )
 from stepengine.data.events import (
     Event,
@@ -585,8 +585,8 @@ class Innermost:
             await sleep()
         return True
 
-    async def _tell_run(self, item: Item, _: IO) -> Single:
-        effect: TellRun = item.effect  # type: ignore[assignment]
+    async def _send_to_run(self, item: Item, _: IO) -> Single:
+        effect: SendToRun = item.effect  # type: ignore[assignment]
         child = self._tree.background.child(effect.child)
         if child.result is not None:
             return self._value(item, value=False)
@@ -650,7 +650,7 @@ class Innermost:
         AwaitTime: _await_time,
         AwaitMessage: _await_message,
         AwaitRuns: _await_runs,
-        TellRun: _tell_run,
+        SendToRun: _send_to_run,
         EndRuns: _end_runs,
         RunInBackground: _run_in_background,
     }

@@ -38,7 +38,7 @@ __all__ = ("OPERATIONS", "Door")
 RUN = "stepengine/run"
 """The member of a result's ``_meta`` that names its run."""
 
-Tell = Callable[["Event"], Awaitable[object]]
+OnEvent = Callable[["Event"], Awaitable[object]]
 
 
 class Door:
@@ -112,7 +112,7 @@ class ServerCallRunner:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def begin(
-        self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Tell
+        self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: OnEvent
     ) -> tuple[OfferedCall, RunResult]:  # fmt: skip
         """Run an agent until it ends or waits, and *tell* of its events."""
         caller, asked = (
@@ -140,7 +140,7 @@ class ServerCallRunner:
         return await self._wait_for_end(caller, row.run, events, _nothing)
 
     async def _wait_for_end(
-        self, caller: Caller, run: str, events: AsyncGenerator[Event, None], tell: Tell
+        self, caller: Caller, run: str, events: AsyncGenerator[Event, None], tell: OnEvent
     ) -> RunResult:
         """Return how a run ends; end it where the client takes its call back."""
         result: RunResult | None = None

@@ -26,13 +26,13 @@ from stepengine.data.yields import (
     Perform,
     Race,
     Receive,
+    Send,
     Sentinel,
     Sleep,
     Start,
     StepResult,
     StepText,
     StepWith,
-    Tell,
     ToolCall,
     Wait,
     Yieldable,
@@ -242,7 +242,7 @@ def _end_of_child(ref: ChildRef[Any], answer: object, asked: object) -> ChildRes
     return attrs.evolve(_child(asked, ref.agent_id, answer), run_id=ref.id)
 
 
-def _answer_tell(asked: Tell, answer: object, _: HandlerPlace) -> bool:
+def _answer_send(asked: Send, answer: object, _: HandlerPlace) -> bool:
     return True if answer is NOTHING else bool(_of(bool, asked, answer))
 
 
@@ -351,7 +351,7 @@ VALUES: Mapping[type, Callable[[Any, Any, HandlerPlace], Any]] = {
     Receive: _received,
     Start: _answer_start,
     Wait: _answer_wait,
-    Tell: _answer_tell,
+    Send: _answer_send,
     Cancel: _cancelled,
     Race: _raced,
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.effects import AwaitMessage, AwaitRuns, EndRuns, RunInBackground, TellRun
+from stepengine.data.effects import AwaitMessage, AwaitRuns, EndRuns, RunInBackground, SendToRun
 from stepengine.data.json import freeze
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
@@ -56,7 +56,7 @@ class Letters:
         self._told: dict[tuple[str, str], dict[tuple[str, int], object]] = {}
         self._taken: dict[tuple[str, str], list[int]] = {}
 
-    def tell(self, item: Item, effect: TellRun) -> None:
+    def tell(self, item: Item, effect: SendToRun) -> None:
         """Keep what a child is told, once, however often its parent's process dies over it."""
         said = self._told.setdefault((effect.child, effect.topic), {})
         said[item.path, effect.seq] = effect.value
@@ -203,7 +203,7 @@ class Backstage:
 
     def told(self, item: Item) -> bool:
         """Say something to a child; return whether it is still at work."""
-        effect: TellRun = item.effect  # type: ignore[assignment]
+        effect: SendToRun = item.effect  # type: ignore[assignment]
         if self._children[effect.child].result is not None:
             return False
         self._letters.tell(item, effect)

@@ -32,8 +32,8 @@ from stepengine.data.effects import (
     Leaf,
     Notify,
     RunInBackground,
+    SendToRun,
     Spawn,
-    TellRun,
 )
 from stepengine.data.events import PhaseChanged, StepFinished, StepStarted, ToolFinished
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
@@ -549,7 +549,7 @@ SHOWN: Mapping[type[Leaf], Callable[[Any], str]] = {
     ),
     AwaitMessage: lambda effect: f"receive {effect.topic!r}",
     AwaitRuns: lambda effect: f"wait for {effect.need} of {', '.join(effect.children) or 'none'}",
-    TellRun: lambda effect: f"tell {effect.child} {effect.value!r}",
+    SendToRun: lambda effect: f"send {effect.child} {effect.value!r}",
     EndRuns: lambda effect: f"end {', '.join(effect.children)}",
     RunInBackground: lambda effect: f"end of the agent {effect.agent_id}",
 }

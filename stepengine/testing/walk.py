@@ -210,7 +210,7 @@ class Walk:
         - ``Wait``: how each child ended, in their order: an output, a ``ChildResult`` or an exception, for one child alone just
           that; a dict of these by ``ChildRef``, in the order in which they ended, without those that are still at work; or
           nothing where all are;
-        - ``Tell``: nothing, or whether the child is still at work;
+        - ``Send``: nothing, or whether the child is still at work;
         - ``Cancel``: nothing, or how the child had ended before;
         - ``Race``: a pair of the number of the first, from 0, and its shorthand;
         - ``Parallel``: a list with one shorthand per member; an exception for a member is what its entry then holds: a failed

@@ -33,8 +33,8 @@ from stepengine.data.effects import (
     Leaf,
     Notify,
     RunInBackground,
+    SendToRun,
     Spawn,
-    TellRun,
 )
 from stepengine.data.events import Event
 from stepengine.data.json import freeze
@@ -711,7 +711,7 @@ class World:
         patience = max(0, (effect.wakes or 0) - effect.asked)
         self._now = max(self._now, self._asked[item.path, effect.seq] + patience)
 
-    def _tell(self, item: Item) -> Single:
+    def _send(self, item: Item) -> Single:
         return Value(self.backstage.told(item), self._now - self._since)
 
     def _end_children(self, item: Item) -> Single:
@@ -819,7 +819,7 @@ HAPPENS: Mapping[type[Leaf], Callable[[World, Item], Single]] = {
     AwaitTime: World._slept,  # noqa: SLF001 - it is the world's own table
     AwaitMessage: World._received,  # noqa: SLF001
     AwaitRuns: World._wait,  # noqa: SLF001
-    TellRun: World._tell,  # noqa: SLF001
+    SendToRun: World._send,  # noqa: SLF001
     EndRuns: World._end_children,  # noqa: SLF001
     RunInBackground: World._ran_behind,  # noqa: SLF001
 }

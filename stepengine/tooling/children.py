@@ -17,7 +17,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import Driving, ToolAnnotations, ToolSpec
 from stepengine.data.waiting import ChildRef, Waited
-from stepengine.data.yields import AgentCall, Cancel, Sleep, Start, Tell, Wait
+from stepengine.data.yields import AgentCall, Cancel, Send, Sleep, Start, Wait
 from stepengine.errors import StepEngineError
 from stepengine.tooling.control import checked
 from stepengine.tooling.definition import Tool
@@ -163,7 +163,7 @@ def _message(given: JsonDict, started: StartedChildren) -> Steps:
     refs = _select_children([given["id"]], started)
     if isinstance(refs, ToolResult):
         return refs
-    is_at_work = yield from Tell(refs[0], given["text"])
+    is_at_work = yield from Send(refs[0], given["text"])
     if is_at_work:
         return ToolResult.text(f"Told {refs[0].agent_id}; it reads it before its next step.")
     return ToolResult.error(

@@ -205,7 +205,7 @@ HELD = {
     "a turn that was cancelled": "test_sessions.py::test_a_turn_that_is_cancelled_is_gone_on_without",
     "`Answer(remember=...)`": "test_sessions.py::test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_workers",
     "`remembered`, `forget`": "test_sessions.py::test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_workers",
-    "`Sleep`, `Receive`, `Race`, `Start`, `Wait`, `Tell`, `Cancel`": "test_waiting.py::test_a_nightly_run_of_two_workers_that_are_killed_does_everything_once",
+    "`Sleep`, `Receive`, `Race`, `Start`, `Wait`, `Send`, `Cancel`": "test_waiting.py::test_a_nightly_run_of_two_workers_that_are_killed_does_everything_once",
     "`post`": "test_waiting.py::test_messages_come_once_and_in_order_and_what_does_not_fit_is_left_out",
     "schedules beside the agents": "test_waiting.py::test_a_time_of_a_schedule_is_started_once_whoever_looks_and_whoever_dies",
     "`handle.send_input`": "test_sessions.py::test_a_message_reaches_a_run_that_goes_on_once_and_stands_in_its_journal",

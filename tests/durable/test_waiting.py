@@ -24,10 +24,10 @@ from stepengine import (
     Race,
     Receive,
     Schedule,
+    Send,
     Sleep,
     Start,
     StepContext,
-    Tell,
     Wait,
     call,
 )
@@ -153,10 +153,10 @@ def starting_steps(ctx: StepContext):
         AgentCall("child", "slow:0.3"), AgentCall("child", "quick"), AgentCall("child", "listens")
     )
     first = yield from Wait(slow, quick, need="any")
-    yield from Tell(slow, None, topic="begin")
-    told = yield from Tell(ears, "hello", topic="word")
+    yield from Send(slow, None, topic="begin")
+    told = yield from Send(ears, "hello", topic="word")
     rest = yield from Wait(slow, quick, ears)
-    late = yield from Tell(ears, "again", topic="word")
+    late = yield from Send(ears, "again", topic="word")
     return [
         [[child.output for child in first.done], [ref.path for ref in first.open]], told,
         [child.output for child in rest.done], [rest[slow].output, rest[ears].output], late,

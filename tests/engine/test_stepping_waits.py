@@ -23,9 +23,9 @@ from stepengine import (
     Receive,
     RunResult,
     RunStatus,
+    Send,
     Sleep,
     Start,
-    Tell,
     Wait,
 )
 from stepengine.errors import JournalError, ReplayDivergence
@@ -57,7 +57,7 @@ def shouting(ctx: Any) -> Any:
 
 def leading(ctx: Any) -> Any:
     a, b, c = yield from Start(AgentCall("worker", "a"), AgentCall("shouter", "b"), AgentCall("waiter", "c"))
-    yield from Tell(a, 21, topic="order")
+    yield from Send(a, 21, topic="order")
     won = yield from Race(Sleep(5), Perform(str, "won"), AgentCall("waiter", "d"))
     waited = yield from Wait(a, b)
     message = yield from Receive("go", timeout=5)

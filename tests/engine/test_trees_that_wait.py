@@ -32,9 +32,9 @@ from stepengine import (
     Race,
     Receive,
     RunResult,
+    Send,
     Sleep,
     Start,
-    Tell,
     ToolCall,
     Wait,
     tool,
@@ -179,7 +179,7 @@ def carried_out(program: list[Any], key: str) -> Handler:
                 waited = yield from Wait(*refs, need=made["need"], timeout=made["timeout"])
                 log.append([shown(waited.done), len(waited.open)])
             elif kind == "tell" and refs:
-                log.append((yield from Tell(refs[-1], {"says": at}, topic="t")))
+                log.append((yield from Send(refs[-1], {"says": at}, topic="t")))
             elif kind == "cancel" and refs:
                 log.append(shown((yield from Cancel(refs[0], "enough"))))
             elif kind not in ("tell", "cancel"):

@@ -22,9 +22,9 @@ from stepengine import (
     Race,
     Receive,
     RunStatus,
+    Send,
     Sleep,
     Start,
-    Tell,
     Wait,
 )
 from stepengine.errors import BadYield
@@ -118,12 +118,12 @@ async def test_a_sleep_that_says_no_time_is_refused_at_the_yield(given: Any) -> 
 async def test_children_are_told_in_the_order_in_which_they_ended_and_the_same_again() -> None:
     def handle(ctx: Any) -> Any:
         one, two, three = yield from Start(AgentCall(first), AgentCall(second), AgentCall(failing))
-        told = [(yield from Tell(two, 2, topic="go"))]
+        told = [(yield from Send(two, 2, topic="go"))]
         yield from Wait(two)
-        yield from Tell(three, 3, topic="go")
+        yield from Send(three, 3, topic="go")
         yield from Wait(three)
-        told.append((yield from Tell(two, 4, topic="go")))
-        told.append((yield from Tell(one, 1, topic="go")))
+        told.append((yield from Send(two, 4, topic="go")))
+        told.append((yield from Send(one, 1, topic="go")))
         waited = yield from Wait(one, two, three)
         again = yield from Wait(two, one, three)
         assert again == waited
@@ -180,7 +180,7 @@ async def test_a_child_is_waited_for_when_its_parent_returns_and_ended_when_that
         kept = yield from Start(AgentCall(first), on_return="wait")
         other = yield from Start(AgentCall(second))
         ended = yield from Cancel(other, "enough")
-        yield from Tell(kept, "late", topic="go")
+        yield from Send(kept, "late", topic="go")
         return [ended.status.value, str(ended.error)]
 
     lead = agent(handle, first, second)
@@ -308,7 +308,7 @@ async def test_a_child_to_which_no_one_can_send_fails_and_its_parent_is_told() -
 async def test_a_message_of_a_parent_or_of_a_handle_arrives_without_a_journal() -> None:
     def tells(ctx: Any) -> Any:
         ref = yield from Start(AgentCall(first))
-        yield from Tell(ref, "now", topic="go")
+        yield from Send(ref, "now", topic="go")
         waited = yield from Wait(ref)
         return [child.output for child in waited.done]
 

@@ -34,7 +34,7 @@ from stepengine import (
     ToolCall,
     tool,
 )
-from stepengine.data.yields import Ask, Parallel, Start, Tell, Wait
+from stepengine.data.yields import Ask, Parallel, Send, Start, Wait
 from stepengine.engine.waking import Waker, Woken
 from stepengine.errors import (
     BadYield,
@@ -581,7 +581,7 @@ async def test_what_a_parent_told_a_child_that_had_not_heard_it_is_there_after_a
         from stepengine import AgentCall
 
         ref = yield from Start(AgentCall("child", "hello"))
-        yield from Tell(ref, "mind the gap")
+        yield from Send(ref, "mind the gap")
         done = yield from Wait(ref)
         return done.done[0].output
 

@@ -23,9 +23,9 @@ from stepengine import (
     Perform,
     Race,
     Receive,
+    Send,
     Sleep,
     Start,
-    Tell,
     Wait,
 )
 from stepengine.cli.commands.show import show
@@ -78,7 +78,7 @@ def sleeps(ctx: Any) -> Handler:
 def whole(ctx: Any) -> Handler:
     first, other = yield from Start(AgentCall("quick"), AgentCall("hears"))
     ended = yield from Wait(first)
-    told = yield from Tell(other, {"n": 1}, topic="t")
+    told = yield from Send(other, {"n": 1}, topic="t")
     heard = yield from Wait(other, timeout=3_600)
     last = yield from Start(AgentCall("sleeps"))
     won, _ = yield from Race(Sleep(3_600), Perform(did, "raced"), AgentCall("sleeps"))

@@ -26,9 +26,9 @@ from stepengine import (
     Race,
     Receive,
     RunStatus,
+    Send,
     Sleep,
     Start,
-    Tell,
     Tool,
     Wait,
 )
@@ -498,7 +498,7 @@ def ends_the_slower(office: Office) -> Any:
 
 def tells_one(office: Office) -> Any:
     ref = yield from Start(AgentCall(office.children[0], "look around"))
-    yield from Tell(ref, "Be quick.")
+    yield from Send(ref, "Be quick.")
     yield STEP_ALL
     waited = yield from Wait(ref)
     return waited.done[0].text

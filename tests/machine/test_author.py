@@ -59,7 +59,7 @@ class Array:
 
 ACCEPTED = (
     "it may yield ToolCall, AgentCall, STEP, STEP_ALL, StepWith, StepText, GenerateN, Complete, Parallel, Race, Perform, Ask, "
-    "Sleep, Receive, Start, Wait, Tell or Cancel (all from stepengine)."
+    "Sleep, Receive, Start, Wait, Send or Cancel (all from stepengine)."
 )
 BAD = {
     "none": (lambda: None, "None", ""),

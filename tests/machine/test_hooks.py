@@ -91,7 +91,7 @@ BROKEN = {
     "future": (lambda *args: Future(), "is async"),
     "bad yield": (
         bad_yield,
-        r"yielded STEP; it may yield ToolCall, Complete, Race, Perform, Sleep, Receive, Wait, Tell or Cancel ",
+        r"yielded STEP; it may yield ToolCall, Complete, Race, Perform, Sleep, Receive, Wait, Send or Cancel ",
     ),
     "unknown tool": (missing_tool, "'nope' is not available"),
     "endless": (endless, "yielded more than 1000 times"),

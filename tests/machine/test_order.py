@@ -69,7 +69,7 @@ REF = ChildRef("r1-0", "helper", "0")
 
 
 def busy_with_children(*args):
-    yield y.Tell(REF, "hurry")
+    yield y.Send(REF, "hurry")
     yield y.Cancel(REF)
     yield from busy()
 
@@ -182,7 +182,7 @@ def driving(given, background):
     yield y.Start(y.AgentCall("helper"))
     (ref,) = background.refs[-1:]
     yield y.Wait(ref, timeout=5)
-    yield y.Tell(ref, "hurry")
+    yield y.Send(ref, "hurry")
     yield y.Cancel(ref)
     yield y.Sleep(1)
     yield y.Receive("news")

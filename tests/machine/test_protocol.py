@@ -64,10 +64,10 @@ EXAMPLES: dict[str, Any] = {
     "Race": y.Race(y.Perform(int), y.Sleep(5)),
     "Start": y.Start(y.AgentCall("helper")),
     "Wait": y.Wait(REF),
-    "Tell": y.Tell(REF, "look there, too"),
+    "Send": y.Send(REF, "look there, too"),
     "Cancel": y.Cancel(REF),
 }
-OF_CHILDREN = ("Wait", "Tell", "Cancel")
+OF_CHILDREN = ("Wait", "Send", "Cancel")
 
 
 def driving(given: Any, background: Any) -> Any:
@@ -206,7 +206,7 @@ def test_what_may_stand_in_parallel_and_in_hooks_is_what_the_table_says(row):
         own = ["CallTool:hook"] if row.name == "ToolCall" else [*row.effects]
         expected = [*start, *own, "CallModel:step"]
         # A child that nobody waited for is ended with its run.
-        assert tokens(played) == [*expected, *["EndRuns"] * (row.name == "Tell")]
+        assert tokens(played) == [*expected, *["EndRuns"] * (row.name == "Send")]
 
 
 def test_the_outcome_of_every_effect_holds_what_its_row_says():

@@ -29,8 +29,8 @@ from stepengine.data.effects import (
     EndRuns,
     Gather,
     Notify,
+    SendToRun,
     Spawn,
-    TellRun,
 )
 from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
@@ -256,7 +256,7 @@ class World:
                 return Received(f"m{effect.seq}", found.pop(0)) if found else None
             case AwaitRuns() | EndRuns():
                 return Awaited(effect.children, (), {path: self.background[path] for path in effect.children})
-        assert type(effect) is TellRun
+        assert type(effect) is SendToRun
         return effect.child in self.background
 
     def _performed(self, effect: CallFunction) -> Any:

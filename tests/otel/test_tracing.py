@@ -34,9 +34,9 @@ from stepengine import (
     Parallel,
     Receive,
     RunStatus,
+    Send,
     Start,
     Steps,
-    Tell,
     ToolResult,
     Wait,
     call,
@@ -399,7 +399,7 @@ async def test_the_span_of_a_child_in_the_background_lasts_until_its_own_end(tra
     def leading(ctx: Any) -> Any:
         ref = yield from Start(AgentCall("slow", "x"))
         yield from call("say", what="meanwhile")
-        yield from Tell(ref, None, topic="go")
+        yield from Send(ref, None, topic="go")
         yield from Wait(ref)
 
     kid = AgentDefinition("slow", model="m/x", handle_steps=slow)

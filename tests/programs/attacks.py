@@ -14,7 +14,7 @@ FIRST = 4
 """The line of a body's first line in its file."""
 HEAD = (
     "from stepengine import STEP, AgentCall, AgentDefinition, Ask, AssistantMessage, Cancel, ChildRef, Complete, GenerateN, Limits, "
-    "ModelSettings, Parallel, Race, Receive, Sleep, Start, StepText, StepWith, Tell, ToolCall, UserMessage, Wait\n"
+    "ModelSettings, Parallel, Race, Receive, Sleep, Start, StepText, StepWith, Send, ToolCall, UserMessage, Wait\n"
     "def handle_steps(ctx):\n"
     "    if not ctx: yield STEP\n"
 )
@@ -626,7 +626,7 @@ FORGERIES = given(
     ),
     (
         "tell_other",
-        "x = ChildRef()\nx.id, x.agent_id, x.path = 'a', 'helper', '1'\nyield from Tell(x, 'hi')",
+        "x = ChildRef()\nx.id, x.agent_id, x.path = 'a', 'helper', '1'\nyield from Send(x, 'hi')",
         Failed("AgentError", "was not started in the background by this run"),
     ),
     (

@@ -16,7 +16,7 @@ from typing import Any
 
 from stepengine import (
     STEP, STEP_ALL, AgentCall, AgentDefinition, Ask, AssistantMessage, Cancel, Complete, GenerateN, Parallel, Race, Receive, Sleep,
-    Start, StepContext, Steps, StepText, StepWith, Tell, ToolCall, ToolMessage, UserMessage, Wait,
+    Start, StepContext, Steps, StepText, StepWith, Send, ToolCall, ToolMessage, UserMessage, Wait,
 )
 from stepengine.errors import AgentError, ChildError, LimitExceeded, ModelError, StepEngineError, ToolError
 
@@ -272,7 +272,7 @@ class Writer:
                     "    waited = yield from Wait(refs, need='any', timeout=60)",
                     "    log.append([shown(waited.done), len(waited.open)])",
                 ],
-                ["if refs:", "    log.append(shown((yield from Tell(refs[-1], {'n': len(log)}, topic='t'))))"],
+                ["if refs:", "    log.append(shown((yield from Send(refs[-1], {'n': len(log)}, topic='t'))))"],
                 ["if refs:", "    log.append(shown((yield from Cancel(refs[0], 'enough'))))"],
             ]
         )

@@ -16,9 +16,9 @@ from stepengine import (
     Perform,
     Race,
     Receive,
+    Send,
     Sleep,
     Start,
-    Tell,
     ToolCall,
     Wait,
 )
@@ -45,8 +45,8 @@ def parent(handle_steps):
 def busy(ctx):
     """Do all that waits."""
     first, second, third = yield from Start(*[AgentCall(one.id, "x") for one in CHILDREN[:3]])
-    yield from Tell(first, "hurry")
-    yield from Tell(second, {"now": True}, topic="go")
+    yield from Send(first, "hurry")
+    yield from Send(second, {"now": True}, topic="go")
     some = yield from Wait(first, second, third, need="any", timeout=30)
     before = ctx.now()
     woke = yield from Sleep(3600)

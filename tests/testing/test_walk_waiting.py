@@ -18,9 +18,9 @@ from stepengine.data.yields import (
     Perform,
     Race,
     Receive,
+    Send,
     Sleep,
     Start,
-    Tell,
     ToolCall,
     Wait,
 )
@@ -82,7 +82,7 @@ def test_children_in_the_background_are_made_up_and_end_as_the_test_says():
     def handler(ctx):
         first = yield from Start(AgentCall("reader"))
         second = yield from Start(AgentCall("writer"))
-        yield from Tell(first, "hurry")
+        yield from Send(first, "hurry")
         waited = yield from Wait(first, second, need="any")
         rest = yield from Cancel(waited.open[0])
         return first, second, waited, rest
@@ -149,7 +149,7 @@ BAD = {
         "a ChildResult whose run_id is 'walk-0'",
     ),
     "a Waited of another": (Wait(A), Waited((), (B,)), "a Waited with each of its children once"),
-    "text for a bool": (Tell(A, "x"), "yes", "a bool"),
+    "text for a bool": (Send(A, "x"), "yes", "a bool"),
     "no pair": (Race(Sleep(1)), "x", "a pair of the number of the first"),
     "no such member": (Race(Sleep(1)), (1, None), "a pair of the number of the first"),
     "a winner that does not fit": (Race(Sleep(1)), (0, "x"), "nothing, or a date"),
