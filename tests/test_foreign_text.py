@@ -676,6 +676,7 @@ PLACES = (
             *("programs/stubs.py:Stubs.search", "programs/stubs.py:Stubs._line"),
             *("programs/stubs.py:_identifier", "programs/stubs.py:_unparse_body", "programs/stubs.py:_default"),
             "programs/stubs.py:_camel",
+            "programs/stubs.py:stubs_of",
         ),
         most=1 << 20,
     ),
