@@ -297,7 +297,7 @@ async def test_show_tells_each_wait_and_where_children_in_the_background_ended(j
 
     told = render(run_tree(journal))
 
-    for said in ("sleep 5 s", "receive go", "receive never", "wait 0, 1", "tell 0", "cancel 2", "RaceLost"):
+    for said in ("sleep 5 s", "receive go", "receive never", "wait 0, 1", "send 0", "cancel 2", "RaceLost"):
         assert said in told
 
 
