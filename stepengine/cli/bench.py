@@ -138,16 +138,10 @@ def bench_for(
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
     """
-    from stepengine.cli.toolset import (
-        ToolRequest,
-        add_bundled,
-        allowed_tools,
-        allowed_workspace,
-        tools_beside,
-        uncalled_tools,
-    )
+    from stepengine.cli.toolset import ToolRequest, add_bundled, allowed_tools, allowed_workspace, tools_beside
     from stepengine.engine import Engine
     from stepengine.engine.packages import id_of
+    from stepengine.tools.bundled import uncalled_tools
 
     if not options.cwd.is_dir():
         msg = f"--cwd {str(options.cwd)!r} is not a folder"

@@ -35,7 +35,6 @@ __all__ = (
     "in_code_mode",
     "is_in_code_mode",
     "tools_beside",
-    "uncalled_tools",
     "with_held",
 )
 
@@ -131,15 +130,6 @@ class ToolRequest:
         return [*bundled, *approvals_needed(own_specs([*self.beside, *agent.tools]), category)]
 
 
-def uncalled_tools(root: Path) -> list[ToolLike]:
-    """Return the bundled tools for their names and schemas: what they may touch does not matter, they are never called."""
-    from stepengine.system.workspace import Workspace
-    from stepengine.tools.bundled import rootless_tools, workspace_tools
-
-    place = Workspace(root, write=True, shell=True)  # noqa: S604 - a permission, no subprocess
-    return [*workspace_tools(place, allow_wide_root=True), *rootless_tools("http://localhost")]
-
-
 def add_bundled(own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike]) -> list[ToolLike | ToolSource]:
     """Return *own* tools, and those of *bundled* that have other names."""
     names = {tool.spec.name if isinstance(tool, ToolLike) else tool.name for tool in own}
@@ -149,7 +139,9 @@ def add_bundled(own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike
 @cache
 def _specs() -> dict[str, ToolSpec]:
     """Return what the tools are called and say of themselves, which is the same below every root."""
-    return {tool.spec.name: tool.spec for tool in uncalled_tools(Path("/"))}
+    from stepengine.tools.bundled import uncalled_tools
+
+    return {tool.name: tool.spec for tool in uncalled_tools()}
 
 
 def _files_of(journal: str, root: Path) -> list[str]:

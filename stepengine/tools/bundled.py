@@ -15,6 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeAlias
 
 import attrs
@@ -46,6 +47,7 @@ __all__ = (
     "search_tools",
     "shell_tools",
     "skill_tools",
+    "uncalled_tools",
     "web_tools",
     "workspace_tools",
 )
@@ -525,3 +527,9 @@ def rootless_tools(searxng: str | None = None) -> list[Tool]:
 
     search, fetcher = SearxngSearch(searxng), SafeFetcher(allow="public")
     return [*tools, *web_tools(search, SearchedDocs(search, fetcher), fetcher)]
+
+
+def uncalled_tools(root: Folder = "/") -> list[Tool]:
+    """Return all tools that a workspace may give, for their names and schemas: none of them is called, so any root will do."""
+    place = Workspace(Path(root), write=True, shell=True)  # noqa: S604 - a permission, no subprocess
+    return [*workspace_tools(place, allow_wide_root=True), *rootless_tools("http://localhost")]
