@@ -62,7 +62,7 @@ from stepengine.journal.records import ROOT, Address, Intent, Result, shown_addr
 from stepengine.journal.replayer import NO_LEEWAY, Leeway, RecordedPart, Replayer
 from stepengine.journal.store import Journal
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.run import find_machine
+from stepengine.machine.run import Machine
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import Item, child_path, computed
@@ -806,16 +806,14 @@ def _state_of(run: _Running) -> AgentState:
     """Return the state of a run whose machine waits, or has ended."""
     if run.finished is not None:
         return run.finished.state
-    machine = find_machine(run.machine)
-    return run.state if machine is None else machine.state
+    return run.machine.state if isinstance(run.machine, Machine) else run.state
 
 
 def _frames(machine: object) -> Iterator[Frame]:
     """Give the frames of the author's generator that a machine waits for: of a hook, where one was called."""
-    known = find_machine(machine)
-    if known is None or not known.authors:
+    if not isinstance(machine, Machine) or not machine.authors:
         return
-    author = known.authors[-1]
+    author = machine.authors[-1]
     top: FrameKind = author.by
     program = author.program
     for generator in _chain(author.steps):
