@@ -1,7 +1,7 @@
 """
 ``basher``: runs one command and reports what came out; a model is asked only when there is much to sum up.
 
-It needs ``run_terminal_command``, so the engine must have been given ``shell_tools(root)``.
+It needs ``run_terminal_command``, so the engine's workspace needs ``shell=True``.
 
 ``stepengine run basher --params '{"command": "git status --short"}' --shell``
 """

@@ -2,8 +2,7 @@
 ``librarian``: clones a public Git repository below the root and answers a question about it, with the files that show it.
 
 It needs ``run_terminal_command`` for the clone, which its handler makes; the model only looks around, since what stands in a
-foreign repository is no instruction to anybody. So the engine must have been given ``shell_tools(root)``, ``file_tools(root)``
-and ``search_tools(root)``. The clone stays in ``.librarian/`` until somebody removes it.
+foreign repository is no instruction to anybody. So the engine's workspace needs ``shell=True``. The clone stays in ``.librarian/`` until somebody removes it.
 
 ``stepengine run librarian "How are plugins found?" --params '{"repo_url": "https://github.com/pytest-dev/pytest"}' --shell``
 """

@@ -1,7 +1,7 @@
 """
 ``researcher-docs``: answers a question about a library from its documentation.
 
-It needs ``read_docs``, so the engine must have been given ``web_tools(docs=...)``.
+It needs ``read_docs``, so the engine's workspace needs ``web=ADDRESS``, or the engine ``web_tools(docs=...)``.
 
 ``stepengine run researcher-docs "How does pytest order fixtures?" --web http://localhost:8888``
 """

@@ -1,7 +1,7 @@
 """
 ``researcher-web``: answers a question from the web, with the pages it read.
 
-It needs ``web_search`` and ``read_url``, so the engine must have been given ``web_tools(search=..., fetch=...)``.
+It needs ``web_search`` and ``read_url``, so the engine's workspace needs ``web=ADDRESS``, or the engine ``web_tools(search=..., fetch=...)``.
 
 ``stepengine run researcher-web "What changed in HTTP caching with RFC 9111?" --web http://localhost:8888``
 """

@@ -24,7 +24,7 @@ A tool gives one JSON value, or a text. A handler has it in three ways:
 
 ```python
 from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall, call
-from stepengine.tools import code_search, file_tools, read_files, search_tools
+from stepengine.tools import code_search, read_files
 
 
 def handle_steps(ctx: StepContext) -> Steps[list[object]]:
@@ -37,12 +37,12 @@ def handle_steps(ctx: StepContext) -> Steps[list[object]]:
 
 
 agent = AgentDefinition("looker", tools=[read_files, code_search], handle_steps=handle_steps)
-with Engine([agent], tools=[*file_tools("."), *search_tools(".")]) as engine:
+with Engine([agent], workspace=".") as engine:
     assert engine.run_sync(agent).output == [True, False, True, "# stepengine\\n"]
 ```
 
 `read_files`, `code_search` and the others in `stepengine.tools` are names with types: they stand wherever a name of a tool may, and
-`call` is typed by them. They make nothing; `file_tools(".")` does. The classes of results are in
+`call` is typed by them. They make nothing; the engine's workspace does. The classes of results are in
 [stepengine.tools.shapes](stepengine.tools.shapes.md).
 
 What holds for all of them: input is checked against the schema before anything runs, and refused with the fields that do not fit

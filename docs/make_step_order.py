@@ -32,6 +32,17 @@ What stands in `Parallel` is handed out with the other members as one `Gather`. 
 effects of hooks are `CallTool hook`, `CallModel complete` and `CallFunction`. The body of a tool has no conversation: what
 would go on with one is not for it.
 
+| refused | reason |
+|---|---|
+| `AgentCall` and `Start` in a hook | The engine's hooks are called in children, too. A hook that starts a child would be called there again. |
+| `Ask` in a hook | A `pre_tool` hook returns `Decision.ask(...)`, so that policies, remembered answers and `headless` apply to the question. The handler asks everything else. |
+| `Parallel` in a hook | It could hold only functions and waits. One `Perform` may do several things at once, and a `Race` ends a wait. |
+| `Complete` and `GenerateN` in `Parallel` and `Race` | Several model calls at once are children: each `AgentCall` has a status, a failure and a cost of its own. |
+| `Race()` of nothing | It has no first member, so it would never end. |
+| `Start()` of nothing | One call gives a reference and several give a tuple, so none has no result of a known type. |
+
+`Wait()` and `Parallel()` of nothing are allowed: a list may turn out to be empty, and then there is nothing to wait for.
+
 ## How a called tool runs
 
 {calls}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stepengine import AgentDefinition, Engine
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import file_tools
+from stepengine.tools import Workspace
 
 fixer = AgentDefinition(
     "fixer",
@@ -33,8 +33,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         letter = Path(folder, "letter.txt")
         letter.write_text("We have recieved your parcel.\n")
-        # Nothing is registered by default: the caller says which tools there are, and where they may work.
-        with Engine([fixer], file_tools(folder, write=True), ScriptedModel(REPLIES)) as engine:
+        # The workspace gives the agent the tools that it names: in this folder, and as far as the workspace allows.
+        workspace = Workspace(folder, write=True)
+        with Engine([fixer], workspace=workspace, models=ScriptedModel(REPLIES)) as engine:
             result = engine.run_sync(fixer, "Correct letter.txt.")
         print(f"{result.status}: {result.output}")
         print(f"the file: {letter.read_text().strip()}")

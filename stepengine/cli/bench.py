@@ -138,9 +138,10 @@ def bench_for(
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
     """
-    from stepengine.cli.toolset import ToolRequest, add_bundled, allowed_tools, tools_beside, uncalled_tools
+    from stepengine.cli.toolset import ToolRequest, add_bundled, allowed_tools, allowed_workspace, tools_beside
     from stepengine.engine import Engine
     from stepengine.engine.packages import id_of
+    from stepengine.tools.bundled import uncalled_tools
 
     if not options.cwd.is_dir():
         msg = f"--cwd {str(options.cwd)!r} is not a folder"
@@ -172,7 +173,9 @@ def bench_for(
     can_ask = not unattended and not denies and (recorded is None or is_judged(recorded, agent))
     policy = policy_of(options)
     request = ToolRequest(families, beside, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
-    given = allowed_tools(options, request) if performs else add_bundled(beside, uncalled_tools(options.cwd.resolve()))
+    root = options.cwd.resolve()
+    place = allowed_workspace(options, request) if performs else None
+    given = add_bundled(beside, uncalled_tools(root)) if place is None else allowed_tools(options, request, place)
     engine = Engine(
         agents,
         given,
@@ -185,7 +188,7 @@ def bench_for(
         permissions=policy or (request.policy(options, recorded) if can_ask else None),
         interactor=somebody,
         headless=denies,
-        workspace=options.place or options.cwd.resolve(),
+        workspace=place or root,
     )
     if options.place is not None:
         weakref.finalize(engine, options.place.close)

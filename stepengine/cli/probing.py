@@ -78,8 +78,8 @@ def _load(value: str, told: dict[str, Any]) -> None:
 def _find_refusals(package: Package) -> Iterator[str]:
     """Give why an engine refuses the agents by the ids that others use."""
     from stepengine.cli.bench import family
-    from stepengine.cli.toolset import uncalled_tools
     from stepengine.engine import Engine, load_agent
+    from stepengine.tools.bundled import uncalled_tools
 
     for named in [f"{package.publisher}/{agent_id}" for agent_id in package.agents]:
         try:

@@ -24,16 +24,17 @@ from stepengine.system.patterns import escape_pattern
 if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.permissions import Policy
+    from stepengine.system.workspace import Workspace
     from stepengine.tooling.definition import Tool
 
 __all__ = (
     "ToolRequest",
     "add_bundled",
     "allowed_tools",
+    "allowed_workspace",
     "in_code_mode",
     "is_in_code_mode",
     "tools_beside",
-    "uncalled_tools",
     "with_held",
 )
 
@@ -129,44 +130,18 @@ class ToolRequest:
         return [*bundled, *approvals_needed(own_specs([*self.beside, *agent.tools]), category)]
 
 
-def uncalled_tools(root: Path) -> list[ToolLike]:
-    """Return the bundled tools for their names and schemas: what they may touch does not matter, they are never called."""
-    from stepengine.tools import file_tools, search_tools, shell_tools
-
-    files = file_tools(root, write=True, propose=True, allow_wide_root=True)
-    searches, shell = search_tools(root, allow_wide_root=True), shell_tools(root, allow_wide_root=True, watch=True)
-    return [*files, *searches, *shell, *_harmless_tools(), *_web_tools("http://localhost")]
-
-
 def add_bundled(own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike]) -> list[ToolLike | ToolSource]:
     """Return *own* tools, and those of *bundled* that have other names."""
     names = {tool.spec.name if isinstance(tool, ToolLike) else tool.name for tool in own}
     return [*own, *[tool for tool in bundled if tool.spec.name not in names]]
 
 
-CHILDREN = ("start_agents", "wait_agents", "message_agent", "cancel_agent", "list_agents")
-HARMLESS = ("suggest_followups", *CHILDREN, "sleep", "recall_history")
-"""The tools that no option has to allow: what they start is judged by itself."""
-
-
-def _harmless_tools() -> list[Tool]:
-    from stepengine.tools import child_tools, followup_tools, recall_history_tool, sleep_tool
-
-    return [*followup_tools(), *child_tools(), sleep_tool(), recall_history_tool()]
-
-
 @cache
 def _specs() -> dict[str, ToolSpec]:
     """Return what the tools are called and say of themselves, which is the same below every root."""
-    return {tool.spec.name: tool.spec for tool in uncalled_tools(Path("/"))}
+    from stepengine.tools.bundled import uncalled_tools
 
-
-def _web_tools(searxng: str) -> list[ToolLike]:
-    """Return the tools that reach the public web; searches go to the SearXNG instance at that address."""
-    from stepengine.tools import SafeFetcher, SearchedDocs, SearxngSearch, web_tools
-
-    search, fetcher = SearxngSearch(searxng), SafeFetcher(allow="public")
-    return [*web_tools(search, SearchedDocs(search, fetcher), fetcher)]
+    return {tool.name: tool.spec for tool in uncalled_tools()}
 
 
 def _files_of(journal: str, root: Path) -> list[str]:
@@ -198,49 +173,48 @@ def _kept_below(root: Path) -> list[str]:
     ]
 
 
-def allowed_tools(options: Options, request: ToolRequest) -> list[ToolLike | ToolSource]:
+def allowed_workspace(options: Options, request: ToolRequest) -> Workspace:
     """
-    Return the tools of the agents' files, and the bundled tools that the options allow or about which somebody can be asked.
+    Return where the tools of the agents work, with what the options allow or about which somebody can be asked.
 
     Raises:
-        UsageProblem: when a tool that an agent names cannot work, or needs an option that was not given.
+        UsageProblem: when a tool that an agent names needs an option that was not given.
     """
-    named = request.all_bundled_names
+    from stepengine.system.workspace import Workspace
+
     options = request.with_approvals(options)
     request.check(options)
-    root = options.cwd.resolve()
-    hidden = [*_kept_below(root), *[pattern for journal in request.journals for pattern in _files_of(journal, root)]]
-    tools: list[ToolLike] = []
+    place: Workspace = options.place or Workspace(options.cwd.resolve())
     try:
-        tools += _local_tools(options, root, hidden)
+        return place.with_access(write=options.write, shell=options.shell, web=options.web or None)
+    except DefinitionError as error:
+        msg = f"--web: {error.message}"
+        raise UsageProblem(msg) from None
+
+
+def allowed_tools(options: Options, request: ToolRequest, place: Workspace) -> list[ToolLike | ToolSource]:
+    """
+    Return the tools of the agents' files, and the bundled tools that *place* allows, without what is kept of runs.
+
+    Raises:
+        UsageProblem: when a tool that an agent names cannot work there.
+    """
+    from stepengine.tools.bundled import rootless_tools, workspace_tools
+
+    root, tools = options.cwd.resolve(), rootless_tools(place.web)
+    hidden = [*_kept_below(root), *[pattern for journal in request.journals for pattern in _files_of(journal, root)]]
+    try:
+        tools += workspace_tools(place, withhold=hidden, buffers=options.buffers, terminals=options.terminals)
     except WorkspaceLost as error:
         msg = f"--workspace {options.workspace}: {error.message}"
         raise UsageProblem(msg) from None
     except DefinitionError as error:
-        if local := sorted([name for name in named if name in _specs() and _specs()[name].category != WEB]):
+        rootless = {tool.name for tool in tools}
+        if local := sorted([name for name in request.all_bundled_names if name in _specs() and name not in rootless]):
             why = error.message.partition(";")[0]
             msg = f"{', '.join(local)} cannot work there: {why}; name a project folder with --cwd"
             raise UsageProblem(msg) from None
-    tools += _harmless_tools()
-    if options.web:
-        try:
-            tools += _web_tools(options.web)
-        except DefinitionError as error:
-            msg = f"--web: {error.message}"
-            raise UsageProblem(msg) from None
     return add_bundled(request.beside, tools)
-
-
-def _local_tools(options: Options, root: Path, hidden: Sequence[str]) -> list[Tool]:
-    """Return the tools that work in the folder, or in the place that ``--workspace`` names."""
-    from stepengine.tools import file_tools, search_tools, shell_tools
-
-    where = root if options.place is None else options.place
-    tools = [
-        *file_tools(where, write=options.write, propose=True, withhold=hidden, buffers=options.buffers),
-        *search_tools(where, withhold=hidden),
-    ]
-    return tools + shell_tools(where, terminals=options.terminals, watch=True) if options.shell else tools
 
 
 def _used_names(agent: AgentDefinition) -> list[str]:

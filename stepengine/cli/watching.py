@@ -74,10 +74,10 @@ def _import_libraries(options: Options) -> None:
 
     An engine for an agent that is nobody's knows best what that is. ``bench_for`` would look for agents beside the one that was typed.
     """
-    from stepengine.cli.toolset import uncalled_tools
     from stepengine.data.definition import AgentDefinition
     from stepengine.engine import Engine
     from stepengine.tooling.decorator import tool
+    from stepengine.tools.bundled import uncalled_tools
 
     @tool
     def nothing(text: str) -> str:

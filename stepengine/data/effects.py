@@ -21,6 +21,7 @@ from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import Source, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Gathered
+from stepengine.data.programs import RunsProgram
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.waiting import Awaited, ChildRef, Received, WaitsFor
@@ -318,12 +319,12 @@ class EndRuns:
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a ``Compute``'s text as Python counts them; ``str.splitlines`` ends some at other places."""
+    """Return the lines of a program's text as Python counts them; ``str.splitlines`` ends some at other places."""
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def line_of(text: str, line: int) -> str:
-    """Return a line of a ``Compute``'s text, from 1, without its indent; ``""`` for one that it has not."""
+    """Return a line of a program's text, from 1, without its indent; ``""`` for one that it has not."""
     lines = lines_of(text)
     return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
@@ -394,14 +395,14 @@ class Compute:
         work: Does it, given what is kept for the run that called the tool, in another thread; it returns a JSON object. Given as well
             what the record has in its place it returns that, after it has taken note of it, and takes no time.
         stop: Ends it at once, from the loop's thread; *work* returns or raises soon after.
-        text: What the body works through, such as a program. The member ``"line"`` of what *work* returned, from 1, is where
-            in it the body then waits: people and errors are shown that line.
+        program: The program that the work belongs to: people and errors are shown the line where it waits;
+            ``None`` for none.
         known: What it is recorded to have come to; ``None`` where it has to be done.
     """
 
     work: Callable[[Keeps, JsonValue], JsonValue]
     stop: Callable[[], None]
-    text: str = ""
+    program: RunsProgram | None = None
     known: JsonValue = None
 
 

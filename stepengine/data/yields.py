@@ -685,6 +685,7 @@ class Start(_Iterated, Generic[T_co]):
     def __init__(self, *calls: AgentCall[Any], on_return: Literal["cancel", "wait"] = "cancel") -> None:
         given: tuple[object, ...] = calls
         wrong = next((call for call in given if not isinstance(call, AgentCall)), None)
+        # One call gives a reference and several give a tuple, so no call at all would have no result of a known type.
         if wrong is not None or not calls:
             msg = f"Start takes AgentCall(...), one or several, not {_no_member(wrong) if calls else 'nothing'}"
             raise BadYield(msg)
@@ -727,6 +728,7 @@ class Wait(Member["Waited[Out]"], Generic[Out]):
         timeout: float | timedelta | None = None,
     ) -> None:
         given: Any = tuple(refs[0]) if len(refs) == 1 and isinstance(refs[0], (list, tuple)) else refs
+        # None is allowed, as in `Parallel()`: a list of references may turn out to be empty, and then nothing has to end.
         found = tuple(dict.fromkeys(map(_ref, given)))
         count: Any = {"all": len(found), "any": min(1, len(found))}.get(need, need) if isinstance(need, str) else need
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= len(found):
@@ -823,6 +825,7 @@ class Race(Member["tuple[int, T_co]"], Generic[T_co]):
             if not isinstance(member, Member):
                 msg = f"Race holds {MEMBERS}, not {_no_member(member)}"
                 raise BadYield(msg)
+        # A race of nothing has no first member, so it would never end.
         if not given:
             msg = "Race needs at least one member"
             raise BadYield(msg)
@@ -1166,6 +1169,7 @@ YIELDS: tuple[YieldRow, ...] = (
         sent="value",
         gives="the child's result",
         is_member=True,
+        # Not for hooks: the engine's hooks are called in children, too, so a hook that starts one would be called there again.
         for_tools=True,
     ),
     YieldRow(
@@ -1214,6 +1218,7 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("Gather",),
         sent="n_responses",
         gives="what they say",
+        # No member: several model calls at once are children, each with a status, a failure and a cost of its own.
     ),
     YieldRow(
         name="Complete",
@@ -1222,6 +1227,7 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("CallModel:complete",),
         sent="value",
         gives="the reply",
+        # No member, for the reason of `GenerateN`.
         for_hooks=True,
         for_tools=True,
         script="a string or a ModelReply",
@@ -1233,6 +1239,7 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("Gather",),
         sent="value",
         gives="what came of each, in order",
+        # Not for hooks: it could hold only functions and waits, and one `Perform` may do several things at once.
         for_tools=True,
     ),
     YieldRow(
@@ -1267,6 +1274,7 @@ YIELDS: tuple[YieldRow, ...] = (
         sent="value",
         gives="the answer",
         is_member=True,
+        # Not for hooks: a `pre_tool` hook returns `Decision.ask(...)`, so that policies, remembered answers and `headless` apply to it.
         for_tools=True,
     ),
     YieldRow(
@@ -1300,6 +1308,7 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("Gather",),
         sent="value",
         gives="a reference to each",
+        # Not for hooks, for the reason of `AgentCall`.
         for_tools=True,
         script_may_be_empty=True,
     ),

@@ -32,18 +32,20 @@ from stepengine.engine import packages
 from stepengine.engine.handler_sources import Names, check_agent_sources, check_hook_sources
 from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
 from stepengine.engine.schemas import Compiled, compile_schemas
+from stepengine.engine.workspace_tools import WorkspaceTools
 from stepengine.errors import AgentError, DataError, DefinitionError
 from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.runtime.logs import log_once
 from stepengine.tooling.control import set_output_binding
 from stepengine.tooling.definition import Tool
-from stepengine.tooling.makers import MAKERS, line_for
+from stepengine.tooling.makers import MAKERS, WORKSPACE_TOOLS, line_for
 from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema, with_carried
 
 if TYPE_CHECKING:
     from stepengine.journal import SigningKey
     from stepengine.permissions import Policy, PolicyFile
+    from stepengine.system.workspace import Workspace
 
 __all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note", "remove_notes")
 
@@ -178,6 +180,7 @@ class Catalog:
         hooks: The engine's hooks.
         limits: The engine's limits.
         permissions: The policy for every tool call of every agent, or the file that holds it; without one all are allowed.
+        workspace: Gives agents the bundled tools that they name and *tools* does not have.
 
     Raises:
         DefinitionError: when ids or tool names are used twice, or name nothing.
@@ -189,7 +192,9 @@ class Catalog:
         tools: Iterable[ToolLike | ToolSource],
         hooks: Hooks,
         limits: Limits,
+        *,
         permissions: Policy | PolicyFile | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         check_hooks("the engine", hooks)
         check_hook_sources("the engine", hooks)
@@ -201,6 +206,7 @@ class Catalog:
         self._sources = {t.name: self._met_source(t) for t in given if isinstance(t, ToolSource)}
         self._tools = _by_name("the engine", [t for t in given if not isinstance(t, ToolSource)])
         self._check_folders("the engine", self._tools.values())
+        self._workspace_tools = WorkspaceTools(workspace, partial(self._check_folders, "the workspace of the engine"))
         # Bound once for all agents, each of which has every tool of the engine: its handler may use it, also when its
         # model is not offered it.
         self._bound = {name: tool.binding() for name, tool in {**BUILT_IN, **self._tools}.items()}
@@ -376,8 +382,12 @@ class Catalog:
         for name, tool in own.items():
             tools[name] = tool.binding()
         listed = [name for name in definition.tool_names if name not in sources]
+        used = [one for binding in tools.values() if isinstance(binding.runs, Yielding) for one in binding.runs.uses]
+        wanted = [*listed, *[one for one in used if isinstance(one, str)]]
+        for name, tool in self._workspace_tools.find([name for name in wanted if name not in tools]).items():
+            tools[name] = tool.binding()
         if missing := [name for name in listed if name not in tools]:
-            raise _no_tools(definition, missing, [*tools, *self._sources])
+            raise _no_tools(definition, missing, [*tools, *self._sources], self._workspace_tools)
         check_hooks(f"agent {definition.id!r}", definition.hooks)
         spawnable = tuple([_spawnable(definition, wanted, ids) for wanted in definition.spawnable_ids])
         notes = [stands_for(*pair) for pair in zip(definition.spawnable_ids, spawnable, strict=True)]
@@ -438,7 +448,7 @@ class Catalog:
         """
         agents = {id(each): each for each in (*self._agents.values(), agent, *agent.family)}
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
-        for tool in with_carried([*self._tools.values(), *own]):
+        for tool in with_carried([*self._tools.values(), *self._workspace_tools.made, *own]):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and key.folder[: len(folder)] == tuple(folder):
                 msg = (
@@ -798,13 +808,20 @@ def _twice(agent_id: str) -> DefinitionError:
     return DefinitionError(msg)
 
 
-def _no_tools(definition: AgentDefinition, names: Sequence[str], known: Iterable[str]) -> DefinitionError:
+def _no_tools(
+    definition: AgentDefinition, names: Sequence[str], known: Iterable[str], workspace: WorkspaceTools
+) -> DefinitionError:
     """Return the error for tools that an agent lists and nobody gave; of those of the package it says what gives them."""
-    bundled, strange = [n for n in names if n in MAKERS], [n for n in names if n not in MAKERS]
+    of_workspace = [n for n in names if n in WORKSPACE_TOOLS]
+    bundled = [n for n in names if n in MAKERS and n not in WORKSPACE_TOOLS]
+    all_known = [*known, *MAKERS, *WORKSPACE_TOOLS]
     parts = [f"which the engine was not given; available are: {list_names(sorted(known), names[0])}"]
+    if of_workspace:
+        line = f"{workspace.remedy(of_workspace)}, with `from stepengine.tools import Workspace`"
+        parts.append(f"{_all_of(of_workspace)} with stepengine: give the engine {line}")
     if bundled:
         parts.append(f"{_all_of(bundled)} with stepengine: give the engine {line_for(bundled)}")
-    all_known = [*known, *MAKERS]
+    strange = [n for n in names if n not in all_known]
     parts += [f"{name!r} does not exist{did_you_mean(name, all_known)}" for name in strange]
     told = " ".join([part if part.endswith("?") else f"{part}." for part in parts]).removesuffix(".")
     msg = f"agent {definition.id!r} lists the tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}, {told}"

@@ -77,7 +77,8 @@ class Engine:
 
     Args:
         agents: The agents that may be named by id; those that they may spawn are collected from them.
-        tools: Tools that agents may list by name, and sources of tools such as ``mcp_tools(...)``, by theirs.
+        tools: Tools that agents may list by name, and sources of tools such as ``mcp_tools(...)``, by theirs. They go before those
+            of *workspace*.
         models: One ``Provider`` for every model string, a mapping from prefix to ``Provider``, a ``Models`` registry, or
             ``None`` for the real adapters with keys from the environment.
         hooks: Hooks of every agent, called before the agent's own.
@@ -98,7 +99,8 @@ class Engine:
             recorded with a run and hold for it again, unless there are other ones then. Models that a handler names in a
             yield stay.
         resources: Live objects for tools, such as ``[pool]``; ``ctx.resources.get(Pool)`` finds one by its type.
-        workspace: Where agents work: a folder, or a ``Workspace``.
+        workspace: Where agents work: a folder, or a ``Workspace``. It also gives each agent the bundled tools that it names, as far as
+            ``Workspace(folder, write=True, shell=True, web=address)`` allows; a folder alone allows those that read and search.
         logger: Where log lines go; the standard logger ``stepengine`` by default.
         clock: Date, time and sleep: an object with ``now()``, ``now_ms()`` and ``sleep(seconds)``; see ``Clock``.
         retry: How failed model calls are tried again.
@@ -166,17 +168,18 @@ class Engine:
         check_engine(arguments)
         GIVEN.learn(os.environ)
         registry, time = Models.of(models), clock or SystemClock()
+        place = Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace
         self._models = registry
         self._headless = headless
         self._threads = ThreadPool()
         setting = ToolSetting(
             threads=self._threads,
             overrides=dict(dependency_overrides or {}),
-            workspace=Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace,
+            workspace=place,
             resources=resources if isinstance(resources, ResourceMap) else ResourceMap(resources),
             guard=permissions.guard if permissions is not None and permissions.binds_files else None,
         )
-        catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions)
+        catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions=permissions, workspace=place)
         self._launcher = Launcher(
             catalog=catalog,
             allowed=catalog.policy_file,

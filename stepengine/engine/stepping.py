@@ -62,7 +62,7 @@ from stepengine.journal.records import ROOT, Address, Intent, Result, shown_addr
 from stepengine.journal.replayer import NO_LEEWAY, Leeway, RecordedPart, Replayer
 from stepengine.journal.store import Journal
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.run import find_machine
+from stepengine.machine.run import Machine
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import Item, child_path, computed
@@ -802,35 +802,27 @@ def _chain(generator: object) -> Iterator[object]:
         generator = getattr(generator, "gi_yieldfrom", None)
 
 
-def _locals_of(generator: object) -> Mapping[str, object]:
-    frame: FrameType | None = getattr(generator, "gi_frame", None)
-    return {} if frame is None else frame.f_locals
-
-
 def _state_of(run: _Running) -> AgentState:
     """Return the state of a run whose machine waits, or has ended."""
     if run.finished is not None:
         return run.finished.state
-    machine = find_machine(run.machine)
-    return run.state if machine is None else machine.state
+    return run.machine.state if isinstance(run.machine, Machine) else run.state
 
 
 def _frames(machine: object) -> Iterator[Frame]:
     """Give the frames of the author's generator that a machine waits for: of a hook, where one was called."""
-    known = find_machine(machine)
-    if known is None or not known.authors:
+    if not isinstance(machine, Machine) or not machine.authors:
         return
-    author = known.authors[-1]
+    author = machine.authors[-1]
     top: FrameKind = author.by
-    has_program = False
+    program = author.program
     for generator in _chain(author.steps):
         frame: FrameType | None = getattr(generator, "gi_frame", None)
         if frame is None:
             yield Frame(function=type(generator).__name__, kind="opaque")
             return
-        stranger = _stranger_in(generator)
-        if stranger is not None:
-            yield _frame_of(stranger, frame.f_code.co_qualname)
+        if program is not None and program.file:
+            yield _frame_of_program(program, frame.f_code.co_qualname, "handler")
             return
         file, is_ours = frame.f_code.co_filename, frame.f_code.co_filename.startswith(PACKAGE)
         kind: FrameKind = "package" if is_ours and not file.startswith(f"{PACKAGE}_agents") else top
@@ -843,47 +835,24 @@ def _frames(machine: object) -> Iterator[Frame]:
             kind=kind,
             globals=frame.f_globals,
         )
-        if kind == "package" and not has_program:
-            has_program = yield from _program_in(frame)
+        if kind == "package" and program is not None and program.line:
+            yield _frame_of_program(program, "program", "program")
+            program = None
         top = top if kind == "package" and top != "handler" else "helper"
 
 
-def _stranger_in(generator: object) -> RunsProgram | None:
-    """Return the handler that runs in the sandbox, where a generator only stands for it."""
-    inner = getattr(generator, "gi_yieldfrom", None)
-    values = _locals_of(inner).values() if inner is not None else ()
-    return next((value for value in values if isinstance(value, RunsProgram) and value.file), None)
-
-
-def _frame_of(stranger: RunsProgram, function: str) -> Frame:
-    lines = stranger.code.split("\n")
-    source = lines[stranger.line - 1].rstrip() if 0 < stranger.line <= len(lines) else ""
+def _frame_of_program(program: RunsProgram, function: str, kind: FrameKind) -> Frame:
+    """Return where a program waits: a handler in the sandbox, which has a file, or what a model wrote."""
+    lines = program.code.split("\n")
     return Frame(
         function=function,
-        file=stranger.file,
-        line=stranger.line,
-        source=source,
-        kind="handler",
-        printed=stranger.printed,
+        file=program.file,
+        line=program.line,
+        source=lines[program.line - 1].rstrip() if 0 < program.line <= len(lines) else "",
+        kind=kind,
+        text="" if program.file else program.code,
+        printed=program.printed,
     )
-
-
-def _program_in(frame: FrameType) -> Generator[Frame, None, bool]:
-    """Give the program that a frame of this package runs; return whether there was one."""
-    found = next((value for value in frame.f_locals.values() if isinstance(value, RunsProgram)), None)
-    if found is None or not found.line:
-        return False
-    lines = found.code.split("\n")
-    source = lines[found.line - 1].rstrip() if found.line <= len(lines) else ""
-    yield Frame(
-        function="program",
-        line=found.line,
-        source=source,
-        kind="program",
-        text=found.code,
-        printed=found.printed,
-    )
-    return True
 
 
 # --- noting hooks ---------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from stepengine.data.effects import CallModel, line_of
+from stepengine.data.effects import CallModel
 from stepengine.data.json import ABSENT, differences, parting
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.fingerprints import fingerprinted_part
 from stepengine.journal.history import History
 from stepengine.journal.records import Address, Intent, file_of, shown_address
-from stepengine.machine.run import find_machine
+from stepengine.machine.run import Machine
 from stepengine.redaction import Redactor
 
 __all__ = (
@@ -50,18 +50,8 @@ class Field(NamedTuple):
 
 
 def parked_at(machine: object) -> str:
-    """
-    Return where the author's code of a parked machine waits, ``""`` when none of it does.
-
-    That is ``file:line`` of the innermost handler, tool or hook; for a program that a model wrote, its line.
-    """
-    known = find_machine(machine)
-    if known is None:
-        return ""
-    if known.place is not None:
-        text, line = known.place
-        return f"line {line} of the program: {line_of(text, line)}"
-    return next((found for author in reversed(known.authors) if (found := author.location)), "")
+    """Return where the author's code of a machine waits, as ``Machine.location``; ``""`` for what is no machine of an agent."""
+    return machine.location if isinstance(machine, Machine) else ""
 
 
 def defined_at(handler: object) -> str:

@@ -50,8 +50,16 @@ class Returned(NamedTuple):
     value: Any
 
 
-def site(steps: object) -> str:
-    """Return ``file:line`` where a parked generator waits, in the innermost of its author's frames; ``""`` if none."""
+def site(steps: object, program: RunsProgram | None = None) -> str:
+    """
+    Return ``file:line`` where a parked generator waits, in the innermost of its author's frames; ``""`` if none.
+
+    Args:
+        steps: The generator.
+        program: What it runs elsewhere, if it does: a handler in the sandbox has its lines there.
+    """
+    if program is not None and program.file:
+        return f"{program.file}:{program.line}"
     return innermost_own(_parked_places(steps))
 
 
@@ -60,7 +68,6 @@ def _parked_places(steps: object) -> Iterator[tuple[str, int]]:
         frame = getattr(steps, "gi_frame", None)
         if frame is not None:
             yield frame.f_code.co_filename, frame.f_lineno
-            yield from _inside(frame)
         steps = getattr(steps, "gi_yieldfrom", None)
 
 
@@ -211,18 +218,27 @@ def note_location(error: StepEngineError) -> StepEngineError:
 
 
 class Author:
-    """One generator of the author's: a handler, a tool, or a hook that needs the outside world."""
+    """
+    One generator of the author's: a handler, a tool, or a hook that needs the outside world.
+
+    Attributes:
+        what: Its name in messages.
+        by: Whose generator it is.
+        steps: The generator.
+        program: The program that it runs elsewhere, in a sandbox; ``None`` for none.
+    """
 
     def __init__(self, what: str, steps: GeneratorType[Any, Any, Any], *, by: By) -> None:
         """Step *steps*, which messages name as *what*."""
         self.what = what
         self.by = by
         self.steps = steps
+        self.program: RunsProgram | None = None
 
     @property
     def location(self) -> str:
         """Where the generator waits."""
-        return site(self.steps)
+        return site(self.steps, self.program)
 
     @property
     def drops_answer(self) -> bool:
@@ -271,7 +287,7 @@ class Author:
                 if self.steps.gi_frame is None:
                     raised = f"{handler_error(self.what, error).message} while it was closed"
                     break
-                yielded.append(site(self.steps))
+                yielded.append(self.location)
             else:
                 break
         said = (

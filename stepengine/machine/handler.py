@@ -171,6 +171,7 @@ def _why_not(asked: object, answer: y.StepResult) -> str:
 def _answer(run: RunState, author: Author, asked: y.Yieldable | Compute) -> Answer:
     """Carry out what the handler yielded; its row in the table says whether that may be yielded."""
     if type(asked) is Compute:
+        author.program = asked.program
         return _compute(run, asked) if run.plan.body is not None else _turn(run, asked)
     row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(asked)) or _refuse(run, author, asked)
     # Counted before it is carried out, and also where it is refused: a handler that catches all errors and asks again
@@ -192,10 +193,10 @@ def _compute(run: RunState, asked: Compute) -> Answer:
     if isinstance(outcome, Stop):
         raise Stopped(outcome)
     if isinstance(outcome, Failure):
-        run.take_computed(None)
+        run.computed.append(None)
         raise outcome.error
     value = freeze(cast("Value", outcome).value)
-    run.take_computed(value, asked.text)
+    run.computed.append(value)
     return _result(run, value=value)
 
 

@@ -14,7 +14,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
-from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, Spawn
+from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, Spawn, line_of
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage
@@ -35,7 +35,7 @@ from stepengine.machine.settling import output_of, settle_output, text_of
 from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
 from stepengine.machine.state import RunState
 
-__all__ = ("Machine", "find_machine", "run_agent")
+__all__ = ("Machine", "run_agent")
 
 T = TypeVar("T")
 
@@ -83,16 +83,16 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
         return self._run.frozen()
 
     @property
-    def place(self) -> tuple[str, int] | None:
-        """Of the body of a tool that works through a program: its text, and the line where it is, from 1."""
-        return self._run.place
+    def location(self) -> str:
+        """
+        Where the author's code waits, ``""`` when none of it does.
 
-
-def find_machine(generator: object) -> Machine | None:
-    """Return the machine that *generator* is or delegates to; ``None`` if there is none, such as after its end."""
-    while generator is not None and not isinstance(generator, Machine):
-        generator = getattr(generator, "gi_yieldfrom", None)
-    return generator
+        That is ``file:line`` of the innermost handler, tool or hook; for a program that a model wrote, its line.
+        """
+        if self._run.place is not None:
+            text, line = self._run.place
+            return f"line {line} of the program: {line_of(text, line)}"
+        return next((found for author in reversed(self._run.authors) if (found := author.location)), "")
 
 
 def run_agent(plan: RunPlan, state: AgentState) -> Machine:

@@ -88,8 +88,7 @@ class RunState:
         tool_log: The calls that were carried out.
         thinking: The thoughts of its replies.
         changes: Of the body of a tool, what it wants changed in the run of its caller.
-        computed: Of the body of a tool, what each ``Compute`` of it came to.
-        place: Of the body of a tool, the text that it works through and the line of that, from 1, where it is.
+        computed: Of the body of a tool, what each ``Compute`` of it came to; ``None`` for one that failed.
         background: Its children in the background.
         authors: The author's generators that it is in: its handler or the body of a tool, and the hook or tool that this waits for.
         hand_off: Which agent has the conversation.
@@ -128,7 +127,6 @@ class RunState:
         "only_thoughts",
         "output",
         "pending",
-        "place",
         "plan",
         "seq",
         "side_events",
@@ -182,7 +180,6 @@ class RunState:
         self.thinking: list[str] = []
         self.changes: list[Change | SetOutput | UserMessage] = []
         self.computed: list[JsonValue] = []
-        self.place: tuple[str, int] | None = None
         self.authors: list[Author] = []
         self.hand_off = HandOff(state.handed_to)
         # One empty value that all runs share: hardly a run has children in the background, and the question `is not
@@ -222,6 +219,12 @@ class RunState:
         self._entries = 0
 
     # --- what others are shown --------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Of the body of a tool that runs a program of a model: its text, and the line where it waits, from 1."""
+        program = self.authors[0].program if self.authors else None
+        return None if program is None or program.file or not program.line else (program.code, program.line)
 
     @property
     def time(self) -> datetime:
@@ -589,12 +592,6 @@ class RunState:
         if self.plan.sent is None:
             self.specs = tuple(self.offered.values())
             self.definitions = JsonDict(self.offered)
-
-    def take_computed(self, value: JsonValue, text: str = "") -> None:
-        """Take what a ``Compute`` came to, ``None`` for one that failed, and where in its *text* the body waits then."""
-        self.computed.append(value)
-        line: Any = value.get("line") if text and isinstance(value, Mapping) else None
-        self.place = (text, line) if type(line) is int else None
 
     def take_body(self, body: BodyEnd, by: str, *, was_stopped: bool = False) -> None:
         """

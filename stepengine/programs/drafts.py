@@ -154,26 +154,10 @@ def _members(tool: Tool) -> list[str]:
 
 def host_tools() -> list[Tool]:
     """Return the tools that the command line has for agents; they are looked at, and never called."""
-    from stepengine.tools import (
-        SafeFetcher,
-        SearchedDocs,
-        SearxngSearch,
-        file_tools,
-        followup_tools,
-        search_tools,
-        shell_tools,
-        web_tools,
-    )
+    from stepengine.tools.bundled import uncalled_tools
 
-    root = Path.cwd().anchor
-    search, fetcher = SearxngSearch("http://localhost"), SafeFetcher(allow="public")
-    return [
-        *file_tools(root, write=True, propose=True, allow_wide_root=True),
-        *search_tools(root, allow_wide_root=True),
-        *shell_tools(root, allow_wide_root=True),
-        *web_tools(search, SearchedDocs(search, fetcher), fetcher),
-        *followup_tools(),
-    ]
+    known = {one.name for one in reference.told()}
+    return [tool for tool in uncalled_tools(Path.cwd().anchor) if tool.name in known]
 
 
 # --- what is looked at ------------------------------------------------------------------------------------------------

@@ -401,7 +401,7 @@ class _ProgramRun(RunsProgram):
         return came
 
     def _computed(self, work: Any) -> Steps[Mapping[str, Any]]:
-        turn: Mapping[str, Any] = (yield cast("Any", Compute(work, self.close, self._code))).value
+        turn: Mapping[str, Any] = (yield cast("Any", Compute(work, self.close, self))).value
         return turn
 
     def _why_refused(self, kept: _Kept) -> str:

@@ -571,7 +571,7 @@ class _HandlerRun(RunsProgram):
 
     def _computed(self, work: Callable[[], Mapping[str, Any]]) -> Generator[Any, Any, Mapping[str, Any]]:
         self._now = self._ctx.now()
-        turn: Mapping[str, Any] = (yield Compute(lambda _, __: work(), self._stop)).value
+        turn: Mapping[str, Any] = (yield Compute(lambda _, __: work(), self._stop, self)).value
         self._say()
         self._line = turn.get("line") or self._line
         return turn

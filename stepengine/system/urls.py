@@ -31,6 +31,7 @@ __all__ = (
     "networks",
     "numeric_address",
     "parse_url",
+    "service_url",
 )
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -66,6 +67,19 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
         ValueError: when one is not a network.
     """
     return tuple([ipaddress.ip_network(text) for text in texts])
+
+
+def service_url(url: str) -> str:
+    """
+    Return the address of a service that the caller chose, such as ``"http://localhost:8080"``, without a slash at its end.
+
+    Raises:
+        DefinitionError: when it is no http or https address, or has a query.
+    """
+    if not url.startswith(("http://", "https://")) or "?" in url or "#" in url:
+        msg = f"{url!r} is not an address of a search service; write one such as 'http://localhost:8080'"
+        raise DefinitionError(msg)
+    return url.rstrip("/")
 
 
 def numeric_address(text: str) -> Address | None:

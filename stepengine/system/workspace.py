@@ -1,5 +1,7 @@
 """
-``Workspace``: where the agents of an engine work: a folder of this machine, in a container, or on another machine.
+``Workspace``: where the agents of an engine work, and which bundled tools they may use there.
+
+The place is a folder of this machine, in a container, or on another machine.
 
 Each kind of place is an argument list that gives the standard input and output of a Python there, and nothing more; what runs on it
 is the same for all of them, see ``stepengine.system.far``.
@@ -21,6 +23,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
+from stepengine.data.checks import FLAG, TEXT, fine, or_none
 from stepengine.errors import DefinitionError, WorkspaceLost
 
 if TYPE_CHECKING:
@@ -64,10 +67,22 @@ SSH_OPTIONS = (
 FORMS = "docker:IMAGE, podman:IMAGE, container:NAME:/FOLDER, ssh:HOST:/FOLDER, bubblewrap:FOLDER, kubernetes:POD:/FOLDER or over:COMMAND"
 
 
+def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None:
+    fine(or_none(TEXT))(workspace, field, web)
+    if web is not None:
+        # Imported here alone: every usable import loads this module, and hardly a workspace has web=.
+        from stepengine.system.urls import service_url
+
+        service_url(web)
+
+
 @frozen
 class Workspace:
     """
-    Where the agent works.
+    Where the agent works, and which bundled tools it may use there.
+
+    In ``Engine(workspace=...)`` an agent gets each bundled tool that it names, such as ``"read_files"``. Tools that only read and search
+    are always allowed. *write*, *shell* and *web* allow the others.
 
     ``Workspace("project")`` is a folder of this machine. Of another place it is made by ``docker``, ``podman``, ``ssh``, ``bubblewrap``,
     ``kubernetes``, or ``over`` for whatever else gives standard input and output. ``file_tools``, ``search_tools``, ``shell_tools``,
@@ -79,6 +94,13 @@ class Workspace:
         root: The root folder; of another place, its path there.
         cwd: The working directory; the root itself by default.
         system: The other place; ``None`` for this machine.
+        write: Whether agents may change files: ``write_file``, ``str_replace``.
+        shell: Whether agents may run programs: ``run_terminal_command``, ``check_job``, ``kill_job``, ``watch``. It is no sandbox.
+        web: The address of a SearXNG instance, such as ``"http://localhost:8080"``, for ``web_search``, ``read_docs`` and ``read_url``,
+            which reach the public web. ``None`` for no web.
+
+    Raises:
+        DefinitionError: when an option is no such value.
     """
 
     root: Path = attrs.field(converter=Path)
@@ -86,6 +108,9 @@ class Workspace:
     system: Elsewhere | None = attrs.field(
         default=None, kw_only=True, repr=lambda system: getattr(system, "name", "None")
     )
+    write: bool = attrs.field(default=False, kw_only=True, validator=fine(FLAG))
+    shell: bool = attrs.field(default=False, kw_only=True, validator=fine(FLAG))
+    web: str | None = attrs.field(default=None, kw_only=True, validator=_check_web)
 
     def __fspath__(self) -> str:
         if self.system is None:
@@ -112,6 +137,15 @@ class Workspace:
         found = self.system.here(os.fspath(self.root))
         return Path(found) if found else None
 
+    def with_access(self, *, write: bool = False, shell: bool = False, web: str | None = None) -> Workspace:
+        """
+        Return the same place with these permissions in place of its own.
+
+        Raises:
+            DefinitionError: when an option is no such value.
+        """
+        return attrs.evolve(self, write=write, shell=shell, web=web)
+
     def close(self) -> None:
         """End what runs there, and the connection; a folder of this machine needs none of it."""
         if self.system is not None:
@@ -120,6 +154,8 @@ class Workspace:
     def snapshot(self, to: str | os.PathLike[str]) -> Workspace:
         """
         Keep what is in it now, and return a workspace that begins with that: to try something there, or to fork a run from here.
+
+        The new workspace has the same permissions.
 
         A folder of this machine, in a sandbox or not, is copied, with its links as they are. Of a container that is kept, or runs
         anyhow, an image is made; its mounts are not in it. It waits until that is done, so that an event loop calls it in a thread.
@@ -131,6 +167,9 @@ class Workspace:
             DefinitionError: for a place that cannot be kept so, and a folder that is there.
             WorkspaceLost: when the copy, or the image, cannot be made.
         """
+        return self._copy(to).with_access(write=self.write, shell=self.shell, web=self.web)
+
+    def _copy(self, to: str | os.PathLike[str]) -> Workspace:
         place = None if self.system is None else self.system.place
         kept, again = (None, None) if place is None else (place.kept, place.again)
         here = self.here

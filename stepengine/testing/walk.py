@@ -19,6 +19,7 @@ from stepengine.data.effects import Compute
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, freeze, freeze_object
 from stepengine.data.outcomes import Failure
+from stepengine.data.programs import RunsProgram
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
 from stepengine.data.yields import (
@@ -145,6 +146,7 @@ class Walk:
         )
         self._kept = Belongings()
         self._steps = steps(self._context)
+        self._program: RunsProgram | None = None
         self._asked: Any = None
         self._advance(lambda: self._steps.send(None))
 
@@ -188,7 +190,7 @@ class Walk:
     @property
     def location(self) -> str:
         """``file:line`` of the author's yield that waits; ``""`` after the end."""
-        return site(self._steps)
+        return "" if self.finished else site(self._steps, self._program)
 
     def send(self, answer: Any = NOTHING) -> Walk:
         """
@@ -296,6 +298,7 @@ class Walk:
 
     def _worked_out(self, asked: Compute) -> Any:
         """Do work, such as a turn of a program, here and now, and run on with what came of it."""
+        self._program = asked.program
         outcome = computed(asked, self._kept)
         if isinstance(outcome, Failure):
             return self._steps.throw(outcome.error)

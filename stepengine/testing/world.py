@@ -51,7 +51,7 @@ from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.store import MemoryJournal
 from stepengine.machine import Finished, run_agent
 from stepengine.machine.plan import RunPlan
-from stepengine.machine.run import find_machine
+from stepengine.machine.run import Machine
 from stepengine.machine.signals import is_callers
 from stepengine.models.scripted import Failing
 from stepengine.runtime.failfast import given_up, has_failed
@@ -484,9 +484,8 @@ class World:
         if isinstance(effect, Notify):
             self._events.append(effect.event)
             return
-        state = _state_in(machine)
-        if state is not None:
-            self._expect_own(state, path)
+        if isinstance(machine, Machine):
+            self._expect_own(machine.state, path)
 
     def _expect_own(self, state: AgentState, path: str) -> None:
         """Check what the author says that must always hold."""
@@ -781,12 +780,6 @@ def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Out
             raise
         problem = f"the machine raised {type(error).__name__}: {error}"
         raise Violation(UNSOUND, problem) from error
-
-
-def _state_in(machine: object) -> AgentState | None:
-    """Return the state of a run whose machine waits."""
-    known = find_machine(machine)
-    return None if known is None else known.state
 
 
 def _is_named(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:

@@ -1,7 +1,7 @@
 """
-Which function of ``stepengine.tools`` makes a bundled tool: by name alone, for whoever says what an engine was not given.
+What gives an engine each bundled tool: a permission of its workspace, or a function of ``stepengine.tools``.
 
-Messages of an engine name the line that would have been right. So the names stand here, and what they name does not.
+Messages of an engine name the line that mends the mistake. So the names are here, and the tools themselves are not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 
 from stepengine.data.tools import FIND_TOOLS, Action
 
-__all__ = ("CATEGORIES", "MAKERS", "Maker", "line_for")
+__all__ = ("CATEGORIES", "MAKERS", "WORKSPACE_TOOLS", "Maker", "line_for")
 
 
 class Maker(NamedTuple):
@@ -58,6 +58,19 @@ MAKERS: Mapping[str, Maker | None] = MappingProxyType(
     }
 )
 """What makes each bundled tool; ``None`` for those that every run knows."""
+WORKSPACE_TOOLS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("read_files", "list_directory", "read_subtree", "code_search", "glob", "find_files"), ""),
+        **dict.fromkeys(
+            ("propose_write_file", "propose_str_replace", "suggest_followups", "sleep", "recall_history"), ""
+        ),
+        **dict.fromkeys(("start_agents", "wait_agents", "message_agent", "cancel_agent", "list_agents"), ""),
+        **dict.fromkeys(("write_file", "str_replace"), "write"),
+        **dict.fromkeys(("run_terminal_command", "check_job", "kill_job", "watch"), "shell"),
+        **dict.fromkeys(("web_search", "read_docs", "read_url"), "web"),
+    }
+)
+"""The tools that agents get from the engine's workspace, and the option of ``Workspace`` that allows each; ``""`` for always."""
 CATEGORIES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("read_files", "list_directory", "read_subtree", "code_search", "glob", "find_files"), "read"),

@@ -1,5 +1,5 @@
 """
-Tools: what agents can do. Nothing is registered by default; whoever builds an agent or engine passes tools to it.
+Tools: what agents can do. An engine has the tools that it was given, and the bundled ones that its workspace allows.
 
 ``@tool`` makes a tool of a typed function. The bundled sets are built with a root folder and hold the posture that the
 documentation describes: files are walked by descriptor below the root and never by a name that was checked before, links are not

@@ -1,6 +1,9 @@
 """
 The bundled sets of tools: ``file_tools``, ``search_tools``, ``shell_tools`` and ``web_tools``.
 
+``workspace_tools`` and ``rootless_tools`` build those that a ``Workspace`` allows. An engine and the command line call them for the
+tools that agents name.
+
 A set is built with a root, which is a folder or a ``Workspace``, and a policy, and holds the posture of the reliability page. What it needs is imported
 when it is built, not when stepengine is imported.
 """
@@ -12,6 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeAlias
 
 import attrs
@@ -39,10 +43,13 @@ __all__ = (
     "followup_tools",
     "memory_tools",
     "recall_history_tool",
+    "rootless_tools",
     "search_tools",
     "shell_tools",
     "skill_tools",
+    "uncalled_tools",
     "web_tools",
+    "workspace_tools",
 )
 
 COMMAND_SECONDS = 30.0
@@ -465,3 +472,64 @@ def memory_tools(store: MemoryStore | None = None, *, scopes: Sequence[str] = ("
     from stepengine.tools.remembering import memory_tools_of
 
     return memory_tools_of(store, scopes)
+
+
+def workspace_tools(
+    workspace: Workspace,
+    *,
+    withhold: Sequence[str] = (),
+    allow_wide_root: bool = False,
+    buffers: Buffers | None = None,
+    terminals: Terminals | None = None,
+) -> list[Tool]:
+    """
+    Return the bundled tools that work in the folder of a workspace, as far as its ``write`` and ``shell`` allow them.
+
+    Args:
+        workspace: Where they work, and what they may do there.
+        withhold: Patterns of files that are not shown.
+        allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
+        buffers: See ``FileTools``.
+        terminals: See ``ShellTools``.
+
+    Raises:
+        DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools.
+        WorkspaceLost: when the place cannot be reached.
+    """
+    wide, write = allow_wide_root, workspace.write
+    tools = [
+        *file_tools(workspace, write=write, propose=True, withhold=withhold, buffers=buffers, allow_wide_root=wide),
+        *search_tools(workspace, withhold=withhold, allow_wide_root=wide),
+    ]
+    return (
+        tools + shell_tools(workspace, terminals=terminals, watch=True, allow_wide_root=wide)
+        if workspace.shell
+        else tools
+    )
+
+
+def rootless_tools(searxng: str | None = None) -> list[Tool]:
+    """
+    Return the bundled tools of every workspace that touch nothing in its folder.
+
+    These are for children, times, follow-ups and what was left out of the conversation.
+
+    Args:
+        searxng: The address of a SearXNG instance, for the tools that reach the public web; ``None`` for none of these.
+    """
+    from stepengine.tooling.children import child_tools, sleep_tool
+
+    tools = [*followup_tools(), *child_tools(), sleep_tool(), recall_history_tool()]
+    if searxng is None:
+        return tools
+    from stepengine.tools.web.fetching import SafeFetcher
+    from stepengine.tools.web.searching import SearchedDocs, SearxngSearch
+
+    search, fetcher = SearxngSearch(searxng), SafeFetcher(allow="public")
+    return [*tools, *web_tools(search, SearchedDocs(search, fetcher), fetcher)]
+
+
+def uncalled_tools(root: Folder = "/") -> list[Tool]:
+    """Return all tools that a workspace may give, for their names and schemas: none of them is called, so any root will do."""
+    place = Workspace(Path(root), write=True, shell=True)  # noqa: S604 - a permission, no subprocess
+    return [*workspace_tools(place, allow_wide_root=True), *rootless_tools("http://localhost")]

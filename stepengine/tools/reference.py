@@ -146,30 +146,15 @@ def _document_tool(one: Bundled, spec: ToolSpec) -> ToolPage:
 def _specs() -> Mapping[str, ToolSpec]:
     """Return the specifications of all bundled tools, which are the same below every root; none of these tools is called."""
     from stepengine.tooling.spawning import BUILT_IN
-    from stepengine.tools.bundled import (
-        change_hook_tools,
-        file_tools,
-        followup_tools,
-        memory_tools,
-        search_tools,
-        shell_tools,
-        skill_tools,
-        web_tools,
-    )  # fmt: skip
+    from stepengine.tools.bundled import change_hook_tools, file_tools, memory_tools, skill_tools, uncalled_tools
     from stepengine.tools.changes import FileChangeHook
-    from stepengine.tools.web.fetching import SafeFetcher
-    from stepengine.tools.web.searching import SearchedDocs, SearxngSearch
 
-    root, search, fetch = Path("/"), SearxngSearch("http://localhost"), SafeFetcher(allow="public")
     made = [
-        *file_tools(root, write=True, delete=True, propose=True, allow_wide_root=True),
-        *search_tools(root, allow_wide_root=True),
-        *shell_tools(root, allow_wide_root=True),
-        *change_hook_tools(root, [FileChangeHook("check", ["true"])], allow_wide_root=True),
-        *web_tools(search, SearchedDocs(search, fetch), fetch),
+        *uncalled_tools(),
+        *file_tools(Path("/"), write=True, delete=True, allow_wide_root=True),
+        *change_hook_tools(Path("/"), [FileChangeHook("check", ["true"])], allow_wide_root=True),
         *skill_tools(),
         *memory_tools(),
-        *followup_tools(),
         *BUILT_IN.values(),
     ]
     return {tool.name: tool.spec for tool in made}

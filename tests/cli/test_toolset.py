@@ -9,15 +9,17 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall
 from stepengine.cli.options import Options
-from stepengine.cli.toolset import HARMLESS, ToolRequest, allowed_tools
+from stepengine.cli.toolset import ToolRequest, allowed_tools, allowed_workspace
 from stepengine.data.tools import ToolLike
+from stepengine.tools.bundled import rootless_tools
 
 NAMING = AgentDefinition("naming", tools=["read_files"])
 NOBODY = AgentDefinition("nobody")
 
 
 def allowed(agent: AgentDefinition, folder: Path, **options: object) -> list[ToolLike]:
-    return allowed_tools(attrs.evolve(Options(), cwd=folder, **options), ToolRequest([[agent]]))
+    given, request = attrs.evolve(Options(), cwd=folder, **options), ToolRequest([[agent]])
+    return allowed_tools(given, request, allowed_workspace(given, request))
 
 
 def listing(_: StepContext) -> Steps:
@@ -44,4 +46,6 @@ def test_below_the_home_folder_and_what_holds_it_there_are_none_of_the_folder(
     (tmp_path / "home").mkdir()
     (tmp_path / "above").symlink_to(tmp_path)
 
-    assert [*HARMLESS] == [tool.spec.name for tool in allowed(NOBODY, tmp_path / folder)]
+    assert [tool.spec.name for tool in rootless_tools()] == [
+        tool.spec.name for tool in allowed(NOBODY, tmp_path / folder)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,8 @@ from stepengine.testing import text as said
 from stepengine.tooling.makers import MAKERS, line_for
 from stepengine.tools import ToolRegistry, read_files
 
-GIVEN = re.compile(r"give the engine tools=(\[.*?\]), with `(from [^`]+)`")
-STAND_INS = "hooks = [FileChangeHook('types', ['true'], pattern='**')]\nbackend = SafeFetcher(allow='public')"
-BACKENDS = {
-    "search=...": "search=SearxngSearch('http://localhost')",
-    "docs=...": "docs=SearchedDocs(SearxngSearch('http://localhost'), backend)",
-    "fetch=...": "fetch=backend",
-}
+GIVEN = re.compile(r"give the engine (workspace|tools)=(.*?), with `(from [^`]+)`")
+STAND_INS = "hooks = [FileChangeHook('types', ['true'], pattern='**')]"
 
 
 def refused(*tools: str) -> str:
@@ -28,27 +24,24 @@ def refused(*tools: str) -> str:
     return caught.value.message
 
 
-def given_by(message: str) -> list[object]:
-    """Return the tools that the line of a message makes, back ends put in where it leaves them open."""
-    found = GIVEN.search(message)
-    assert found is not None, message
-    line = found[1]
-    for left_open, backend in BACKENDS.items():
-        line = line.replace(left_open, backend)
-    names: dict[str, object] = {}
-    exec(f"from stepengine.tools import *\n{STAND_INS}\n{found[2]}\nmade = {line}", names)
-    made = names["made"]
-    assert isinstance(made, list)
-    return made
+def given_by(message: str) -> dict[str, Any]:
+    """Return the arguments of the engine that the lines of a message make."""
+    given: dict[str, Any] = {}
+    for argument, line, imports in GIVEN.findall(message):
+        names: dict[str, Any] = {}
+        exec(f"from stepengine.tools import *\n{STAND_INS}\n{imports}\nmade = {line}", names)
+        given[argument] = names["made"]
+    assert given, message
+    return given
 
 
-def test_the_line_in_the_error_gives_every_bundled_tool_that_an_agent_lists(monkeypatch, tmp_path):
+def test_the_lines_in_the_error_give_every_bundled_tool_that_an_agent_lists(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     wanted = [name for name, maker in MAKERS.items() if maker is not None]
-    made = given_by(refused(*wanted))
+    given = given_by(refused(*wanted))
 
-    assert set(wanted) <= {tool.spec.name for tool in made}
-    with Engine([AgentDefinition("fixer", model="test/model", tools=wanted)], tools=made) as engine:
+    assert {"workspace", "tools"} == given.keys()
+    with Engine([AgentDefinition("fixer", model="test/model", tools=wanted)], **given) as engine:
         assert "fixer" == engine.agent("fixer").id
 
 
@@ -56,8 +49,11 @@ def test_the_line_in_the_error_gives_every_bundled_tool_that_an_agent_lists(monk
 def test_the_line_for_one_tool_is_no_longer_than_it_has_to_be(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     message = refused(name)
+    given = given_by(message)
 
-    assert name in {tool.spec.name for tool in given_by(message)}
+    assert 1 == len(given)
+    with Engine([AgentDefinition("fixer", model="test/model", tools=[name])], **given) as engine:
+        assert "fixer" == engine.agent("fixer").id
     assert f"'{name}' comes with stepengine" in message
     assert ("write=True" in message) is (name in {"write_file", "str_replace", "delete_file"})
 
@@ -69,7 +65,7 @@ def test_an_agent_that_lists_tools_by_name_runs_after_the_line_of_its_error_was_
     with pytest.raises(DefinitionError) as caught:
         Engine([agent])
     model = ScriptedModel([tool_call("read_files", {"paths": ["shop.py"]}), said("Done.")])
-    with Engine([agent], models=model, tools=given_by(caught.value.message)) as engine:
+    with Engine([agent], models=model, **given_by(caught.value.message)) as engine:
         result = engine.run_sync(agent.id, "Go")
 
     assert result.unwrap()
@@ -102,7 +98,7 @@ def test_an_agent_of_the_package_is_told_as_the_call_that_loads_it(given):
     with Engine([AgentDefinition("boss", model="test/model")]) as engine, pytest.raises(AgentError) as unknown:
         engine.run_sync(given, "Go")
     # Among the spawnable agents the id alone is enough; what the engine then lacks are the agent's tools.
-    with pytest.raises(DefinitionError, match=re.escape('tools=[*file_tools(".")]')) as unspawnable:
+    with pytest.raises(DefinitionError, match=re.escape('workspace=Workspace(".")')) as unspawnable:
         Engine([boss])
 
     assert loads in unknown.value.message

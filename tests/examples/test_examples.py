@@ -64,7 +64,7 @@ def test_the_list_of_examples_has_each_with_its_first_sentences() -> None:
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("simple_task.py", ["file_tools(folder, write=True)"]),
+        ("simple_task.py", ["Workspace(folder, write=True)"]),
         ("multi_agent.py", ["spawnable_agents=[historian, geographer, writer]"]),
         ("custom_tools.py", ["Field(", "Depends(", "Examples:"]),
         ("release_tool.py", ["@tool(uses=[", "yield from Ask(", "yield from AgentCall("]),

@@ -62,10 +62,10 @@ def chaos(
       stepengine chaos ./agents/mine.py --faults crash,crash_after \
           --results '{"count": {"lines": 3}}'
     """
-    from stepengine.cli.toolset import uncalled_tools
     from stepengine.engine import load_agent
     from stepengine.testing import SimulationFailed, simulate
     from stepengine.testing.faults import FAULTS
+    from stepengine.tools.bundled import uncalled_tools
 
     options = Options(agent=agent, quiet=True, config=config).in_force()
     kinds = [kind.strip() for kind in faults.split(",") if kind.strip()]

@@ -134,9 +134,9 @@ def _calls(
 def _known_tools(agent: str) -> dict[str, ToolSpec]:
     """Return the tools that come with the package, and those of the agents in a file, by name."""
     from stepengine.cli.bench import family
-    from stepengine.cli.toolset import uncalled_tools
     from stepengine.data.tools import ToolLike
     from stepengine.engine import load_agent
+    from stepengine.tools.bundled import uncalled_tools
 
     specs = {tool.spec.name: tool.spec for tool in uncalled_tools(Path.cwd())}
     for definition in family(load_agent(agent), agent) if agent else ():

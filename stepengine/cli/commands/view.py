@@ -199,9 +199,9 @@ def _steppers(
     A run of the command line has its hooks; one that was recorded by a program most likely has not.
     """
     from stepengine.cli.bench import bench_for, family
-    from stepengine.cli.toolset import uncalled_tools
     from stepengine.engine import Engine
     from stepengine.engine.loading import agent_place
+    from stepengine.tools.bundled import uncalled_tools
 
     options = options.in_force()
     folders = options.settings.agent_folders

@@ -22,6 +22,7 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
+from stepengine.system.urls import service_url
 from stepengine.tools.search.symbols import words_of
 from stepengine.tools.web.fetching import (
     WEB_CONNECT_SECONDS,
@@ -107,7 +108,7 @@ class SearxngSearch:
     """
 
     def __init__(self, url: str, *, language: str = "", seconds: float = WEB_SECONDS) -> None:
-        self._url = _check_url(url)
+        self._url = service_url(url)
         self._language = language
         self._seconds = seconds
 
@@ -149,7 +150,7 @@ class BraveSearch:
             raise DefinitionError(msg)
         GIVEN.tell(key, "brave_api_key", os.environ)
         self._key = key
-        self._url = _check_url(url)
+        self._url = service_url(url)
         self._country = country
         self._seconds = seconds
 
@@ -165,13 +166,6 @@ class BraveSearch:
         answer = await _json(f"{self._url}/res/v1/web/search", params, headers, seconds=self._seconds)
         hits = [_hit(entry, "description") for entry in _list(answer.get("web"), "results")]
         return [hit for hit in hits if hit is not None][: _wanted(depth)]
-
-
-def _check_url(url: str) -> str:
-    if not url.startswith(("http://", "https://")) or "?" in url or "#" in url:
-        msg = f"{url!r} is not an address of a search service; write one such as 'http://localhost:8080'"
-        raise DefinitionError(msg)
-    return url.rstrip("/")
 
 
 def _list(answer: object, name: str) -> Sequence[Any]:

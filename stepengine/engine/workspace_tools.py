@@ -1,0 +1,90 @@
+"""``WorkspaceTools``: the bundled tools that the workspace of an engine gives to agents that name them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from stepengine.errors import DefinitionError
+from stepengine.tooling.makers import WORKSPACE_TOOLS
+
+if TYPE_CHECKING:
+    from stepengine.data.tools import ToolLike
+    from stepengine.system.workspace import Workspace
+    from stepengine.tooling.definition import Tool
+
+__all__ = ("WorkspaceTools",)
+
+SEARXNG = "http://localhost:8080"
+"""An example of the address of a SearXNG instance, for error messages."""
+
+
+class WorkspaceTools:
+    """
+    The bundled tools of one engine.
+
+    Args:
+        workspace: The engine's workspace; ``None`` for none, which gives no tools.
+        check: Raises for tools that the engine must not have.
+    """
+
+    def __init__(self, workspace: Workspace | None, check: Callable[[Iterable[ToolLike]], None]) -> None:
+        self._workspace = workspace
+        self._check = check
+        self._made: dict[str, ToolLike] = {}
+
+    @property
+    def made(self) -> Iterable[ToolLike]:
+        """The tools that were built so far."""
+        return self._made.values()
+
+    def find(self, names: Iterable[str]) -> dict[str, ToolLike]:
+        """
+        Return the tools of these names that the workspace allows.
+
+        Raises:
+            DefinitionError: when the workspace has no root that tools can be confined to.
+            WorkspaceLost: when the workspace cannot be reached.
+        """
+        place, wanted = self._workspace, {name for name in names if name in WORKSPACE_TOOLS}
+        if place is None or not wanted:
+            return {}
+        from stepengine.tools.bundled import rootless_tools, workspace_tools
+
+        # Built for the first agent that names one. An engine may have a workspace only for tools of its own, and that may be a place
+        # where no bundled tool can work.
+        if not self._made:
+            self._add(rootless_tools(place.web))
+        if left := sorted(wanted - self._made.keys()):
+            try:
+                self._add(workspace_tools(place))
+            except DefinitionError as error:
+                why = error.message.partition(";")[0]
+                msg = (
+                    f"{', '.join(left)} cannot work in the engine's workspace: {why}; name a project folder, such as "
+                    'Engine(workspace=Workspace("project"))'
+                )
+                raise DefinitionError(msg) from error
+        return {name: self._made[name] for name in wanted if name in self._made}
+
+    def _add(self, tools: Iterable[Tool]) -> None:
+        self._check(tools)
+        self._made |= {tool.name: tool for tool in tools}
+
+    def remedy(self, names: Iterable[str]) -> str:
+        """Return the argument of ``Engine`` that gives agents these tools, as Python is written."""
+        place, needed = self._workspace, {WORKSPACE_TOOLS[name] for name in names}
+        has_write, has_shell, web = (False, False, None) if place is None else (place.write, place.shell, place.web)
+        options = [
+            *(["write=True"] if has_write or "write" in needed else []),
+            *(["shell=True"] if has_shell or "shell" in needed else []),
+            *([f"web={_quoted(web or SEARXNG)}"] if web or "web" in needed else []),
+        ]
+        if place is not None and place.system is not None:
+            return f"workspace=workspace.with_access({', '.join(options)})"
+        return f"workspace=Workspace({', '.join([_quoted('.' if place is None else str(place.root)), *options])})"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
