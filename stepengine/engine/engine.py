@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     import asyncio
     from types import TracebackType
 
+    from stepengine.data.definition import ToolSource
     from stepengine.data.events import Event
     from stepengine.data.models import ModelRequest
     from stepengine.data.questions import Interactor
-    from stepengine.data.sources import ToolSource
     from stepengine.data.state import AgentState, RunResult
     from stepengine.data.tools import ToolLike
     from stepengine.data.yields import StepResult

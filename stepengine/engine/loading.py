@@ -17,8 +17,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import did_you_mean, list_names
-from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
-from stepengine.data.sources import ToolSource
+from stepengine.data.definition import AgentDefinition, ToolSource, name_of_published, normalised_id
 from stepengine.data.tools import ToolLike
 from stepengine.engine import packages, trust
 from stepengine.engine.beside import module_at, module_with

@@ -20,7 +20,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import find_nearest, list_names
-from stepengine.data.hooks import HookContext
+from stepengine.data.definition import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.questions import Decision
