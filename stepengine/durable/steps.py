@@ -64,8 +64,9 @@ from stepengine.errors import AgentError, DataError, ReplayDivergence, StepEngin
 from stepengine.journal.divergence import parked_at
 from stepengine.journal.encoding import bare, describe, restored
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.recorder import Attempts, Timing
+from stepengine.journal.recorder import Attempts
 from stepengine.journal.records import shown_address
+from stepengine.journal.timing import Timing
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.asking import shown_questions

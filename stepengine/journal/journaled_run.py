@@ -46,9 +46,10 @@ from stepengine.journal.modes import Adding, Extending, Mode, Recording, Replayi
 from stepengine.journal.ordering import in_address_order
 from stepengine.journal.provenance import is_own, record_own
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
-from stepengine.journal.recorder import Pace, Recorder, Timing, lookups, recall_lookups
+from stepengine.journal.recorder import Recorder, lookups, recall_lookups
 from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result, shown_address, to_text
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
+from stepengine.journal.timing import Pace, Timing
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import left_out
 from stepengine.runtime.mail import Message, answer_in
