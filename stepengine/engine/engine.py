@@ -156,9 +156,8 @@ class Engine:
         from stepengine.redaction import GIVEN
         from stepengine.runtime.clock import SystemClock
         from stepengine.runtime.logs import LOGGER
-        from stepengine.runtime.performing import ToolSetting
         from stepengine.runtime.retry import RetryPolicy
-        from stepengine.runtime.tree import Services
+        from stepengine.runtime.services import Services, ToolSetting
         from stepengine.system.threads import ThreadPool
         from stepengine.system.workspace import Workspace
         from stepengine.tooling.context import ResourceMap

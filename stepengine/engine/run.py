@@ -22,7 +22,8 @@ from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle, Turns
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.tree import MachineMaker, RunTree, Services
+from stepengine.runtime.services import MachineMaker, Services
+from stepengine.runtime.tree import RunTree
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun

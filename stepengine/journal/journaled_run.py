@@ -54,9 +54,8 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import left_out
 from stepengine.runtime.mail import Message, answer_in
 from stepengine.runtime.performer import Item, Middleware, Performer, is_repeatable
-from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.prices import Prices
-from stepengine.runtime.tree import ChildPlanner, Level, MachineMaker, Services
+from stepengine.runtime.services import ChildPlanner, Level, MachineMaker, ModelRegistry, Services
 from stepengine.system.writes import FileWrite
 
 if TYPE_CHECKING:
