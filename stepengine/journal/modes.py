@@ -27,12 +27,10 @@ __all__ = (
     "Adding",
     "Extending",
     "Mode",
-    "Past",
     "Recording",
     "Replaying",
     "Rerunning",
     "Resuming",
-    "RunToReplay",
     "Walking",
 )
 
