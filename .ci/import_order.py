@@ -19,9 +19,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOADERS = frozenset({"import_module", "__import__", "find_spec"})
 
-NOT_COVERED = frozenset({"system"})
-"""Packages that still have circles; a package without one is refused here."""
-
 Imports = dict[str, dict[str, int]]
 """Module -> each module that it imports -> the first line that does."""
 
@@ -117,21 +114,15 @@ def find_upward(imports: Imports, layers: list[frozenset[str]]) -> list[tuple[st
     ]
 
 
-def find_problems(
-    imports: Imports, layers: list[frozenset[str]], not_covered: Collection[str] = NOT_COVERED
-) -> list[str]:
-    """Return a line for each circle, with the imports that close it, and for each import upwards."""
-    problems = []
-    for package, inner in sorted(_by_package(imports).items()):
-        circles = find_circles(inner)
-        if package not in not_covered:
-            problems += [_describe(circle, inner) for circle in circles]
-        elif not circles:
-            problems.append(f"{package} has no circle any more; remove it from NOT_COVERED")
-    return problems + [
+def find_problems(imports: Imports, layers: list[frozenset[str]]) -> list[str]:
+    """Return a line for each circle inside a package, with the imports that close it, and for each import upwards."""
+    inside = _by_package(imports).values()
+    circles = [_describe(circle, inner) for inner in inside for circle in find_circles(inner)]
+    upward = [
         f"{module}:{imports[module][target]} imports upwards: {target}"
         for module, target in find_upward(imports, layers)
     ]
+    return [*circles, *upward]
 
 
 def _by_package(imports: Imports) -> dict[str, Imports]:
