@@ -94,7 +94,8 @@ class Built(BaseModel):
 @tool(idempotent=True, requires_permission=False, about=())
 def read_rules() -> str:
     """Read what an agent file may say, and which tools there are."""
-    from stepengine.programs import MontySandbox, agent_file_rules
+    from stepengine.drafts import agent_file_rules
+    from stepengine.programs import MontySandbox
 
     # Without it nothing could be tried, so that nobody is to be asked for a draft.
     MontySandbox().monty  # noqa: B018
@@ -132,7 +133,7 @@ def check_draft(source: str, file: str) -> dict[str, Any]:
         source: The file's text.
         file: What it is called.
     """
-    from stepengine.programs import checked_agents, permissions_of
+    from stepengine.drafts import checked_agents, permissions_of
 
     try:
         agents = checked_agents(source, file)
@@ -155,7 +156,7 @@ def walk_draft(  # noqa: D417, PLR0917 - what stands here is what a model would 
         worlds: How many are drawn.
         seed: What they depend on.
     """
-    from stepengine.programs import Example, checked_agents
+    from stepengine.drafts import Example, checked_agents
     from stepengine.testing import SimulationFailed
 
     held = 0
@@ -181,7 +182,7 @@ def try_draft(source: str, file: str, example: dict[str, Any]) -> dict[str, Any]
         file: What it is called.
         example: The example.
     """
-    from stepengine.programs import Example, checked_agents
+    from stepengine.drafts import Example, checked_agents
 
     try:
         result = Example(checked_agents(source, file), **example).run()
@@ -398,7 +399,7 @@ def test_of(tried: Tried, wish: Wish) -> str:
 from pathlib import Path
 
 from stepengine import load_agents
-from stepengine.programs import Example
+from stepengine.drafts import Example
 
 FILE = Path(__file__).resolve().parents[{up}] / {target!r}
 EXAMPLE = Example(

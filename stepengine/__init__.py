@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepengine.data.definition import AgentDefinition, InputSchema
-    from stepengine.data.hooks import Change, HookContext, Hooks, StepContext
+    from stepengine.data.definition import AgentDefinition, HookContext, InputSchema
+    from stepengine.data.hooks import Change, Hooks, StepContext
     from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput
     from stepengine.data.limits import Limits
     from stepengine.data.messages import (
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     )
     from stepengine.data.models import ModelSettings, StopReason, Thinking
     from stepengine.data.questions import Answer, Decision, Interactor, Question
-    from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
+    from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus, Waited
     from stepengine.data.tools import ToolAnnotations
     from stepengine.data.transcript import Transcript
     from stepengine.data.usage import Usage
-    from stepengine.data.waiting import ChildRef, Waited, Waits
+    from stepengine.data.waiting import ChildRef, Waits
     from stepengine.data.yields import (
         STEP,
         STEP_ALL,
@@ -149,8 +149,8 @@ __all__ = (
 )
 
 _PLACES = {
-    "definition": ("AgentDefinition", "InputSchema"),
-    "hooks": ("Change", "HookContext", "Hooks", "StepContext"),
+    "definition": ("AgentDefinition", "HookContext", "InputSchema"),
+    "hooks": ("Change", "Hooks", "StepContext"),
     "inputs": ("AnswerInput", "Interrupt", "RunInput", "Shutdown", "ToolResultInput", "UserInput"),
     "limits": ("Limits",),
     "messages": (
@@ -166,7 +166,7 @@ _PLACES = {
     ),
     "models": ("ModelSettings", "StopReason", "Thinking"),
     "questions": ("Answer", "Decision", "Interactor", "Question"),
-    "state": ("AgentState", "ChildResult", "RunResult", "RunStatus"),
+    "state": ("AgentState", "ChildResult", "RunResult", "RunStatus", "Waited"),
     "tools": ("ToolAnnotations",),
     "transcript": ("Transcript",),
     "usage": ("Usage",),
@@ -192,7 +192,7 @@ _PLACES = {
         "ToolCall",
         "Wait",
     ),
-    "waiting": ("ChildRef", "Waited", "Waits"),
+    "waiting": ("ChildRef", "Waits"),
 }
 _HOME = {
     **{name: f"stepengine.data.{module}" for module, names in _PLACES.items() for name in names},

@@ -51,8 +51,8 @@ from stepengine.data.matching import BoundedMatcher
 from stepengine.data.models import ModelReply, TextChunk
 from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolSpec
+from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
-from stepengine.data.wire import from_dicts
 from stepengine.durable.messages import form_of
 from stepengine.durable.operate import _read
 from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
@@ -388,7 +388,7 @@ def settings_of(folder: Path, variables: Mapping[str, str]) -> None:
 
 def imported_call(arguments: str) -> Any:
     call = {"id": "1", "type": "function", "function": {"name": "x", "arguments": arguments}}
-    return from_dicts([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    return Transcript.from_dicts([{"role": "assistant", "content": None, "tool_calls": [call]}])
 
 
 def judged(command: str) -> None:
@@ -1981,11 +1981,11 @@ APART: dict[str, str] = {
     "cli/recording.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
     "cli/recording.py:_read": "JSON of a capped size, in a state folder that only its owner may write in",
     "cli/commands/run.py:read_params": "the user's own command line",
-    "data/codec.py:_decode_only": "`decode` of a codec of ours",
-    "data/codec.py:_decode_members": "`decode` of a codec of ours",
-    "data/codec.py:_bytes_to_text": "base64 that was just made",
-    "data/codec.py:_json_to_time": "`decode` of a codec of ours",
-    "data/codec.py:_mapping.each": "`decode` of a codec of ours",
+    "data/object_codec.py:_decode_only": "`decode` of a codec of ours",
+    "data/object_codec.py:ObjectCodec._decode_members": "`decode` of a codec of ours",
+    "data/object_codec.py:_bytes_to_text": "base64 that was just made",
+    "data/object_codec.py:_json_to_time": "`decode` of a codec of ours",
+    "data/object_codec.py:_mapping.each": "`decode` of a codec of ours",
     "data/definition.py:CAPITAL": "keywords of a call that an author wrote; one place between two letters, nothing repeats",
     "data/definition.py:ID": "ids that authors give; its parts begin with different characters",
     "data/state.py:AgentState.from_json": "values that were already parsed",

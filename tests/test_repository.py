@@ -21,7 +21,7 @@ MAX_RECORDING = 200_000
 RECORDINGS = (".jsonl", ".yaml", ".yml", ".run.md", ".run.json", ".request.json", ".events.txt")
 PUBLIC_SUBMODULES = (
     "errors", "testing", "journal", "tools", "models", "programs", "events", "context", "permissions", "sessions", "mcp", "durable",
-    "judging",
+    "judging", "drafts",
 )  # fmt: skip
 
 # Written so that no pattern matches its own line.

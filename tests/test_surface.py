@@ -125,16 +125,8 @@ MODULES = {
     "stepengine.leading": ["RemoteAgent"],
     "stepengine.ag_ui": ["Asked", "ag_ui", "answers_of", "asked_of", "connected", "page_hooks", "prompt_of", "turns"],
     "stepengine.otel": ["Tracing"],
-    "stepengine.programs": [
-        "Example",
-        "MontySandbox",
-        "ProgramLimits",
-        "Sandbox",
-        "agent_file_rules",
-        "checked_agents",
-        "code_mode",
-        "permissions_of",
-    ],
+    "stepengine.drafts": ["Example", "agent_file_rules", "checked_agents", "permissions_of"],
+    "stepengine.programs": ["MontySandbox", "ProgramLimits", "Sandbox", "code_mode"],
     "stepengine.serving": ["Caller", "Caps", "Guard", "Logins", "Problem", "Tokens", "check_folder", "problem_of"],
     "stepengine.vercel": ["HEADERS", "answers_of", "prompt_of", "sse", "vercel"],
     "stepengine.judging": [

@@ -22,10 +22,9 @@ from stepengine.acp import asking, prompts, servers
 from stepengine.acp.choosing import MODE, MODEL, Chosen, Offer
 from stepengine.acp.kept import KeptSession, KeptSessions, PromptRun
 from stepengine.acp.lending import EditorBuffers, EditorTerminals, Lent
-from stepengine.data.definition import AgentDefinition
+from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.events import Event, PermissionRequested, QuestionAsked, RunFinished
 from stepengine.data.questions import Answer, Question
-from stepengine.data.sources import ToolSource
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.waiting import waits_in_words
 from stepengine.engine import Engine

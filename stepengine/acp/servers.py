@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from stepengine.data.definition import AgentDefinition
-from stepengine.data.hooks import Change, HookContext
-from stepengine.data.sources import ToolSource
+from stepengine.data.definition import AgentDefinition, HookContext, ToolSource
+from stepengine.data.hooks import Change
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
 

@@ -16,8 +16,9 @@ from attrs import frozen
 
 from stepengine.data.alike import list_names
 from stepengine.data.codec import plain
+from stepengine.data.definition import HookContext
 from stepengine.data.events import Event, RunFinished
-from stepengine.data.hooks import Change, HookContext, Hooks
+from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import ToolMessage, ToolResult, UserMessage
 from stepengine.data.questions import Answer, AnswerLike, Question

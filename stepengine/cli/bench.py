@@ -33,9 +33,9 @@ from stepengine.errors import (
 if TYPE_CHECKING:
     from stepengine.cli.screen.console import TerminalInteractor
     from stepengine.cli.screen.progress import Progress
+    from stepengine.data.definition import ToolSource
     from stepengine.data.events import Event
     from stepengine.data.hooks import Hooks
-    from stepengine.data.sources import ToolSource
     from stepengine.data.tools import ToolLike
     from stepengine.engine import Engine
     from stepengine.engine.loading import AgentPlace

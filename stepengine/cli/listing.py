@@ -10,8 +10,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
-from stepengine.cli import loading
 from stepengine.cli.exits import Exit
+from stepengine.cli.interrupts import loading
 
 __all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "ListedCommand", "version")
 

@@ -15,8 +15,7 @@ from stepengine.cli.approvals import OPTIONS, approval_policy, approvals_needed,
 from stepengine.cli.options import Options
 from stepengine.cli.recording import EDITORS, HISTORY, runs_folder
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.definition import AgentDefinition
-from stepengine.data.sources import ToolSource
+from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.tools import ToolLike, ToolSpec, Yielding
 from stepengine.errors import DefinitionError, WorkspaceLost
 from stepengine.system.patterns import escape_pattern

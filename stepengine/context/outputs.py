@@ -13,7 +13,8 @@ from attrs import frozen
 
 from stepengine.context.masking import is_placeholder, placeholder
 from stepengine.context.policy import COUNT, SHARE
-from stepengine.data.hooks import Change, HookContext
+from stepengine.data.definition import HookContext
+from stepengine.data.hooks import Change
 from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations

@@ -6,7 +6,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.context.policy import TOKENS, limits_of
-from stepengine.data.hooks import HookContext
+from stepengine.data.definition import HookContext
 from stepengine.errors import ContextOverflow
 
 __all__ = ("raise_on_overflow",)

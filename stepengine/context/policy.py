@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import frozen
 
+from stepengine.data.definition import HookContext
 from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
-from stepengine.data.hooks import Change, HookContext
+from stepengine.data.hooks import Change
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from stepengine.context.prompt import Environment
-from stepengine.data.hooks import Change, HookContext
+from stepengine.data.definition import HookContext
+from stepengine.data.hooks import Change
 from stepengine.data.messages import UserMessage
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import attrs
 from attrs import frozen
 
-from stepengine.data.hooks import HookContext
+from stepengine.data.definition import HookContext
 from stepengine.data.messages import system_reminder
 
 __all__ = ("Environment", "SystemPrompt")

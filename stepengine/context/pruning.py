@@ -20,8 +20,9 @@ from typing_extensions import override
 from stepengine.context.policy import COUNT, TOKENS, ContextLimits, ContextPolicy, last_tagged, limits_of
 from stepengine.context.summarizing import SUMMARY
 from stepengine.context.truncating import GAP_TAG
+from stepengine.data.definition import HookContext
 from stepengine.data.estimate import MEDIA_TOKENS, message_tokens, transcript_tokens
-from stepengine.data.hooks import Change, HookContext
+from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import (
     AssistantMessage,

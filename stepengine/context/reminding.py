@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from stepengine.data.hooks import Change, HookContext
+from stepengine.data.definition import HookContext
+from stepengine.data.hooks import Change
 from stepengine.data.messages import UserMessage, UserPart, system_reminder
 
 __all__ = ("Said", "inject_context", "reminders")

@@ -22,9 +22,10 @@ from attrs import frozen
 from stepengine.context.policy import COUNT, TOKENS, ContextLimits, last_tagged, limits_of, option
 from stepengine.context.truncating import truncate
 from stepengine.data.codec import to_json
+from stepengine.data.definition import HookContext
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.functions import is_async, unwrapped
-from stepengine.data.hooks import Change, HookContext
+from stepengine.data.hooks import Change
 from stepengine.data.messages import Message, ToolMessage, UserMessage
 from stepengine.data.models import ModelSettings
 from stepengine.data.state import AgentState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.hooks import HookContext
+from stepengine.data.definition import HookContext
 
 if TYPE_CHECKING:
     from logging import Logger, LoggerAdapter

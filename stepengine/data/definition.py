@@ -1,13 +1,18 @@
-"""``AgentDefinition``: the frozen description of an agent."""
+"""
+``AgentDefinition``: the frozen description of an agent; and ``HookContext``, ``ToolSource`` and ``PromptLike``, which refer to it.
+
+A hook gets the definition of the agent that runs, and a definition may hold sources of tools, which are hooks. So these types are in one
+module.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from importlib import import_module
+from datetime import datetime
 from inspect import isgenerator
 from types import FunctionType
-from typing import Any, Generic, Literal, Never, Protocol, TypeAlias, get_origin
+from typing import Any, Generic, Literal, Never, Protocol, TypeAlias, get_origin, runtime_checkable
 
 import attrs
 from attrs import frozen
@@ -15,22 +20,27 @@ from typing_extensions import TypeVar
 
 from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.checks import FLAG, Fine, an_instance, fine, or_none
+from stepengine.data.estimate import Measured
 from stepengine.data.functions import is_async, is_generator_function, location_of, takes_one_argument, unwrapped
-from stepengine.data.hooks import HookContext, Hooks, StepContext
-from stepengine.data.json import freeze_object, text_of
+from stepengine.data.hooks import Change, Hooks, RunLogger, StepContext
+from stepengine.data.json import JsonDict, JsonValue, freeze_object, text_of
 from stepengine.data.limits import Limits
+from stepengine.data.messages import Message
 from stepengine.data.models import DEFAULT_SETTINGS, ModelSettings
-from stepengine.data.sources import ToolSource
+from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.tools import ToolLike
-from stepengine.errors import DataError, DefinitionError
+from stepengine.data.transcript import Transcript
+from stepengine.errors import ContextOverflow, DataError, DefinitionError
 
 __all__ = (
     "AgentDefinition",
     "HandleSteps",
+    "HookContext",
     "InputSchema",
     "OutputMode",
     "PromptLike",
     "Schema",
+    "ToolSource",
     "name_of_published",
     "normalised_id",
     "parts_of_id",
@@ -52,6 +62,96 @@ class PromptLike(Protocol):
 
     def render(self, ctx: HookContext, /) -> str:
         """Return the prompt's text."""
+
+
+@frozen(kw_only=True)
+class HookContext:
+    """
+    What every hook gets first.
+
+    Attributes:
+        state: The state at this moment; during a step it is the state before the step.
+        agent: The definition of the agent that runs.
+        session_id: The conversation's id, if there is one.
+        user_id: The user's id, if the caller gave one.
+        metadata: The caller's metadata.
+        params: The run's params as JSON; ``None`` if it has none.
+        values: What hooks of this run shared through ``Change(values=...)``; read-only.
+        step_index: The step that runs or comes next, from 0.
+        path: The run's path in the tree; ``""`` for the root.
+        now: The run's recorded time.
+        logger: Log lines that carry run, agent and step.
+        added: ``post_run`` only: the messages that this run added.
+        context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
+        overflow: ``pre_step`` only: what the provider said when it refused this step's request as too long. The hooks are
+            then called once more, and the call is repeated when one of them changed what the model sees.
+        refused_tokens: With *overflow*: how large the refused prompt is by estimate, whatever earlier hooks made of it since.
+        source: ``pre_tool`` and ``post_tool`` only: who asks for the call: ``"model"``, ``"handler"``, or ``"tool"`` for the
+            body of a tool that yields.
+    """
+
+    state: AgentState
+    agent: AgentDefinition
+    session_id: str | None = None
+    user_id: str | None = None
+    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
+    params: JsonValue = None
+    values: Mapping[str, Any] = attrs.field(factory=dict)
+    step_index: int = 0
+    path: str = ""
+    now: datetime
+    logger: RunLogger
+    added: tuple[Message, ...] = ()
+    context_window: int | None = None
+    overflow: ContextOverflow | None = None
+    refused_tokens: int | None = None
+    source: str = ""
+    _measured: Measured | None = attrs.field(default=None, repr=False)
+
+    @property
+    def context_tokens(self) -> int:
+        """
+        How large the next prompt is in tokens.
+
+        What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt
+        was rewritten since, all of it is estimated.
+        """
+        return prompt_tokens(self.state, self._measured)
+
+    @property
+    def remaining_tokens(self) -> int | None:
+        """How many tokens of context are left, by the same count as ``ToolContext.remaining_tokens``; ``None`` if unknown."""
+        return None if self.context_window is None else max(0, self.context_window - self.context_tokens)
+
+    @property
+    def system_prompt(self) -> str:
+        """The resolved system prompt."""
+        return self.state.system_prompt
+
+    @property
+    def messages(self) -> Transcript:
+        """The record."""
+        return self.state.message_history
+
+
+@runtime_checkable
+class ToolSource(Protocol):
+    """
+    Tools that are only known when a run begins, such as those of a server: an agent definition and an engine accept it.
+
+    ``stepengine.mcp.mcp_tools`` makes one. The engine closes what it opened. A source that several engines may have at a time
+    has a method ``for_engine()`` that returns what one of them has of it, and is asked for it by each.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name, by which an agent lists it when the engine has it."""
+
+    def pre_run(self, ctx: HookContext, /) -> Generator[Any, Any, Change]:
+        """Return ``Change(tools=...)``; it is a ``pre_run`` hook, so what it looks up by ``Perform`` is recorded."""
+
+    async def aclose(self, blocked: Any = None) -> None:
+        """Give back what was opened, in every event loop but *blocked*, which stands still and is only told."""
 
 
 def _schema(value: Schema | None) -> Schema | None:
@@ -268,32 +368,6 @@ class AgentDefinition(Generic[Out]):
             output_retries=output_retries,
         )
         _check(self)
-
-    @classmethod
-    def from_source(cls, text: str, *, sandboxed: Literal[True], file: str = "<agent>") -> AgentDefinition:
-        """
-        Return the agent that the text of an agent file defines; it is not imported, and its handler runs in the sandbox.
-
-        It needs the extra ``programs``; ``stepengine.programs.agents_of_source`` has limits to set, and reads files with several.
-
-        Args:
-            text: The text, at most 64 KiB.
-            sandboxed: True, so that whoever reads the call sees what may run; a file that is trusted is imported by ``load_agents``.
-            file: What it is called in messages.
-
-        Raises:
-            DefinitionError: naming file and line, for what cannot be run so, and for a text that has not one agent.
-        """
-        if sandboxed is not True:
-            msg = "AgentDefinition.from_source runs text in the sandbox alone, with sandboxed=True; load_agents() imports files"
-            raise DefinitionError(msg)
-        # The sandbox stands floors above this one, and is an extra: it is found by its name, as providers of models are.
-        found = import_module("stepengine.programs.strangers").agents_of_source(text, file=file)
-        if len(found) != 1:
-            msg = f"{file}: holds {len(found)} agents; stepengine.programs.agents_of_source() gives all of them"
-            raise DefinitionError(msg)
-        agent: AgentDefinition = found[0]
-        return agent
 
     @property
     def tool_names(self) -> tuple[str, ...]:

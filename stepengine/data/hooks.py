@@ -11,20 +11,17 @@ import attrs
 from attrs import frozen
 from typing_extensions import TypeVar
 
-from stepengine.data.estimate import Measured
-from stepengine.data.json import JsonDict, JsonValue, freeze_object
-from stepengine.data.messages import Message, ToolResult, UserMessage, tuple_of
-from stepengine.data.state import AgentState, prompt_tokens
+from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.messages import Message, RequestedChange, ToolResult, UserMessage, tuple_of
+from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolLike
 from stepengine.data.transcript import Transcript
-from stepengine.errors import ContextOverflow, DefinitionError
+from stepengine.errors import DefinitionError
 
 if TYPE_CHECKING:
     from random import Random
 
-    from stepengine.data.definition import AgentDefinition
-    from stepengine.data.tools import ToolLike
-
-__all__ = ("CHANGE_POINTS", "HOOK_POINTS", "Change", "HookContext", "Hooks", "RunLogger", "StepContext")
+__all__ = ("CHANGE_POINTS", "HOOK_POINTS", "Change", "Hooks", "RunLogger", "StepContext")
 
 
 class RunLogger(Protocol):
@@ -139,7 +136,7 @@ def _object(value: object) -> Any:
 
 
 @frozen(kw_only=True)
-class Change:
+class Change(RequestedChange):
     """
     What a hook or a tool wants changed; every field that is ``None`` stays as it is.
 
@@ -177,76 +174,6 @@ class Change:
                 there = ", ".join([f"{p} hooks" if p in HOOK_POINTS else "tools" for p in points])
                 return f"Change({name}=...), which cannot be used there; {name} is for {there}"
         return ""
-
-
-@frozen(kw_only=True)
-class HookContext:
-    """
-    What every hook gets first.
-
-    Attributes:
-        state: The state at this moment; during a step it is the state before the step.
-        agent: The definition of the agent that runs.
-        session_id: The conversation's id, if there is one.
-        user_id: The user's id, if the caller gave one.
-        metadata: The caller's metadata.
-        params: The run's params as JSON; ``None`` if it has none.
-        values: What hooks of this run shared through ``Change(values=...)``; read-only.
-        step_index: The step that runs or comes next, from 0.
-        path: The run's path in the tree; ``""`` for the root.
-        now: The run's recorded time.
-        logger: Log lines that carry run, agent and step.
-        added: ``post_run`` only: the messages that this run added.
-        context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
-        overflow: ``pre_step`` only: what the provider said when it refused this step's request as too long. The hooks are
-            then called once more, and the call is repeated when one of them changed what the model sees.
-        refused_tokens: With *overflow*: how large the refused prompt is by estimate, whatever earlier hooks made of it since.
-        source: ``pre_tool`` and ``post_tool`` only: who asks for the call: ``"model"``, ``"handler"``, or ``"tool"`` for the
-            body of a tool that yields.
-    """
-
-    state: AgentState
-    agent: AgentDefinition
-    session_id: str | None = None
-    user_id: str | None = None
-    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
-    params: JsonValue = None
-    values: Mapping[str, Any] = attrs.field(factory=dict)
-    step_index: int = 0
-    path: str = ""
-    now: datetime
-    logger: RunLogger
-    added: tuple[Message, ...] = ()
-    context_window: int | None = None
-    overflow: ContextOverflow | None = None
-    refused_tokens: int | None = None
-    source: str = ""
-    _measured: Measured | None = attrs.field(default=None, repr=False)
-
-    @property
-    def context_tokens(self) -> int:
-        """
-        How large the next prompt is in tokens.
-
-        What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt
-        was rewritten since, all of it is estimated.
-        """
-        return prompt_tokens(self.state, self._measured)
-
-    @property
-    def remaining_tokens(self) -> int | None:
-        """How many tokens of context are left, by the same count as ``ToolContext.remaining_tokens``; ``None`` if unknown."""
-        return None if self.context_window is None else max(0, self.context_window - self.context_tokens)
-
-    @property
-    def system_prompt(self) -> str:
-        """The resolved system prompt."""
-        return self.state.system_prompt
-
-    @property
-    def messages(self) -> Transcript:
-        """The record."""
-        return self.state.message_history
 
 
 def _hooks(value: object) -> tuple[Callable[..., object], ...]:

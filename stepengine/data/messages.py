@@ -7,9 +7,10 @@ that ``Transcript.memo`` fills, so that encoded blocks travel with the message t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
+from typing import Any, ClassVar, Literal, TypeAlias, overload
 
 import attrs
 from attrs import frozen
@@ -18,9 +19,6 @@ from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_ob
 from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError
-
-if TYPE_CHECKING:
-    from stepengine.data.hooks import Change
 
 __all__ = (
     "CUT_OFF",
@@ -34,6 +32,7 @@ __all__ = (
     "OpaquePart",
     "Part",
     "RefusalPart",
+    "RequestedChange",
     "ResultPart",
     "ResultStatus",
     "SideEffect",
@@ -367,6 +366,22 @@ CUT_OFF = "cut_off"
 """The kind of the side effect of a call that was cut off from outside: its server is gone, or its work was cancelled."""
 
 
+class RequestedChange(ABC):
+    """
+    What a tool asks its run to change; ``stepengine.Change`` is the one implementation.
+
+    Attributes:
+        context: Members to set in ``AgentState.context``.
+    """
+
+    __slots__ = ()
+    context: JsonDict | None
+
+    @abstractmethod
+    def useless_at(self, point: str) -> str:
+        """Return the reason why a field cannot be used at *point*; ``""`` when there is none."""
+
+
 @frozen(weakref_slot=False)
 class ToolResult:
     """
@@ -396,7 +411,7 @@ class ToolResult:
     tool_call_id: str = attrs.field(default="", kw_only=True)
     credits_used: float = attrs.field(default=0, kw_only=True)
     side_effects: tuple[SideEffect, ...] = attrs.field(default=(), converter=tuple_of, kw_only=True)
-    change: Change | None = attrs.field(default=None, kw_only=True)
+    change: RequestedChange | None = attrs.field(default=None, kw_only=True)
     structured: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
     usage: Usage | None = attrs.field(default=None, kw_only=True)
     cost: Decimal | None = attrs.field(default=None, kw_only=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
+from functools import cache
 from typing import Any, Generic
 
 import attrs
@@ -16,16 +17,20 @@ from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured, estimate_tokens, tool_tokens, transcript_tokens
 from stepengine.data.json import JsonDict, freeze, freeze_object
-from stepengine.data.messages import Message, ToolCallLog, ToolMessage, UserMessage, tuple_of
+from stepengine.data.messages import AssistantMessage, Message, ToolCallLog, ToolMessage, UserMessage, tuple_of
 from stepengine.data.models import StopReason
+from stepengine.data.object_codec import ObjectCodec, StoredType
 from stepengine.data.questions import Question
+from stepengine.data.stored_values import VALUE_TYPES
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage
-from stepengine.data.waiting import Waits
-from stepengine.errors import ChildError, DataError, StepEngineError
+from stepengine.data.waiting import ChildRef, Waits
+from stepengine.data.wire import read_history
+from stepengine.errors import AgentError, ChildError, DataError, StepEngineError
 
 __all__ = (
+    "STATE_TYPES",
     "AgentState",
     "Bill",
     "ChildResult",
@@ -34,6 +39,7 @@ __all__ = (
     "RunPhase",
     "RunResult",
     "RunStatus",
+    "Waited",
     "no_longer_waiting",
     "prompt_tokens",
     "suspended_at",
@@ -139,10 +145,8 @@ class AgentState:
             DataError: when a message cannot be read.
             TranscriptError: when calls and results do not pair.
         """
-        from stepengine.data.wire import read_history  # noqa: PLC0415
-
         history = read_history(messages)
-        return cls.from_messages(history.transcript, system_prompt=history.system_prompt, **fields)
+        return cls.from_messages(history.messages, system_prompt=history.system_prompt, **fields)
 
     def to_json(self) -> dict[str, Any]:
         """
@@ -153,9 +157,7 @@ class AgentState:
         Raises:
             DataError: when something in it cannot be stored, such as a number that is not finite, naming the place.
         """
-        from stepengine.data.codec import to_json  # noqa: PLC0415
-
-        return to_json(self)
+        return _state_codec().to_json(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> AgentState:
@@ -165,13 +167,29 @@ class AgentState:
         Raises:
             DataError: for what is no such object, or was made by a newer version; it names the place.
         """
-        from stepengine.data.codec import from_json  # noqa: PLC0415
-
-        state = from_json(data)
+        state = _state_codec().from_json(data)
         if isinstance(state, AgentState):
             return state
         msg = f"AgentState.from_json reads what AgentState.to_json made, not a stored {type(state).__name__}"
         raise DataError(msg)
+
+
+STATE_TYPES = (
+    StoredType("transcript", Transcript, "messages", items=(UserMessage, AssistantMessage, ToolMessage)),
+    StoredType(
+        "agent_state",
+        AgentState,
+        "run_id agent_id parent_id ancestor_run_ids child_run_ids message_history view system_prompt tool_definitions "
+        "output steps_remaining step_index usage cost credits_used context pending next_call id_prefix left_out "
+        "handed_to",
+    ),
+)
+"""The rows of the table of stored types for a state and its conversation."""
+
+
+@cache
+def _state_codec() -> ObjectCodec:
+    return ObjectCodec((*VALUE_TYPES, *STATE_TYPES))
 
 
 def suspended_at(record: Sequence[Message]) -> int | None:
@@ -340,6 +358,32 @@ class ChildResult(Bill, Generic[Out]):
         why = f": {self.why}" if self.why else ""
         msg = f"agent {self.agent_id!r} ended as {self.status.value}{why}"
         raise ChildError(msg, agent_id=self.agent_id, status=self.status.value, result=self) from self.error
+
+
+@frozen
+class Waited(Generic[Out]):
+    """
+    What ``Wait`` gives.
+
+    Attributes:
+        done: How the children that have ended did, in the order in which they ended.
+        open: The children that are still at work, in the order in which they were asked for.
+    """
+
+    done: tuple[ChildResult[Out], ...]
+    open: tuple[ChildRef[Out], ...] = ()
+
+    def __getitem__(self, ref: ChildRef[Out]) -> ChildResult[Out]:
+        """Return how the child of *ref* ended; raises ``AgentError`` for one that is not among them."""
+        for child in self.done:
+            if child.run_id == ref.id:
+                return child
+        state = "is still at work" if ref in self.open else "was not waited for here"
+        msg = f"the child {ref.agent_id!r} at {ref.path!r} {state}"
+        raise AgentError(msg)
+
+    def __contains__(self, ref: object) -> bool:
+        return isinstance(ref, ChildRef) and any(child.run_id == ref.id for child in self.done)
 
 
 def no_longer_waiting(child: ChildResult[Out]) -> ChildResult[Out]:

@@ -4,33 +4,14 @@ The names under which values are stored: the tag of each class and the name of e
 Stored data outlives the code. These names are written out, so that renaming a class or a field changes no journal, session
 or definition: change the class and its row here, and keep the stored names.
 
+The rows are in three tables, one above the other: ``VALUE_TYPES``, ``STATE_TYPES``, and here the rest with all of them.
+
 A row holds the tag, the class and its members. A member whose field has another name is written ``field:member``.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from stepengine.data.hooks import Change
-from stepengine.data.limits import Limits
-from stepengine.data.messages import (
-    AssistantMessage,
-    CitationPart,
-    DocumentPart,
-    ImagePart,
-    JsonPart,
-    OpaquePart,
-    RefusalPart,
-    SideEffect,
-    TextPart,
-    ThinkingPart,
-    ToolCallLog,
-    ToolCallPart,
-    ToolMessage,
-    ToolReferencePart,
-    ToolResult,
-    UserMessage,
-)
 from stepengine.data.models import (
     ModelReply,
     ModelRequest,
@@ -43,111 +24,19 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from stepengine.data.object_codec import StoredType
 from stepengine.data.outcomes import Begun, Failure, Gathered, Stop, Value
-from stepengine.data.questions import Answer, Decision, Question
-from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, UrlContext, WebSearch
-from stepengine.data.state import AgentState, ChildResult
-from stepengine.data.tools import ToolAnnotations, ToolSpec
-from stepengine.data.transcript import Transcript
-from stepengine.data.usage import Spending, Usage
+from stepengine.data.state import STATE_TYPES, ChildResult
+from stepengine.data.stored_values import VALUE_TYPES
 from stepengine.data.waiting import Awaited, ChildRef, Received
-from stepengine.errors import (
-    AgentError,
-    AnswerRejected,
-    BadYield,
-    BlockedAddress,
-    ChildError,
-    ContextOverflow,
-    DataError,
-    DefinitionError,
-    ExternalAgentError,
-    HandlerError,
-    InputError,
-    JournalCorrupt,
-    JournalError,
-    JournalLocked,
-    JournalMissing,
-    JournalVersion,
-    JournalWriteFailed,
-    LimitExceeded,
-    MissingKey,
-    ModelError,
-    OutputMissing,
-    PathOutsideRoot,
-    PerformError,
-    PermissionDenied,
-    RaceLost,
-    ReplayDivergence,
-    SessionConflict,
-    SessionError,
-    StepEngineError,
-    ToolError,
-    ToolInputError,
-    ToolNotAvailable,
-    ToolServerError,
-    TranscriptError,
-    TruncatedReply,
-    UndoRefused,
-    UnknownModel,
-    UnknownOutcome,
-    WorkspaceLost,
-)
 
-__all__ = ("STORED_TYPES", "StoredType")
-
-
-class StoredType(NamedTuple):
-    """
-    One row of the table.
-
-    Attributes:
-        tag: The value of the member ``"type"``.
-        cls: The class.
-        members: The stored fields in order, separated by spaces, as ``field`` or ``field:member``.
-    """
-
-    tag: str
-    cls: type[Any]
-    members: str
-
-    def names(self) -> dict[str, str]:
-        """Return the member of each field."""
-        pairs = [pair.partition(":") for pair in self.members.split()]
-        return {field: member or field for field, _, member in pairs}
-
+__all__ = ("STORED_TYPES",)
 
 STORED_TYPES: tuple[StoredType, ...] = (
+    *VALUE_TYPES,
+    *STATE_TYPES,
     # hooks
     StoredType("change", Change, "system_prompt messages view context tail input result"),
-    # limits
-    StoredType(
-        "limits",
-        Limits,
-        "max_steps max_actions max_tokens max_cost_usd allow_unpriced max_seconds max_depth max_total_children "
-        "max_children max_concurrent_children max_concurrent_tools max_identical_calls max_denials ask on_max_steps "
-        "max_wait_seconds",
-    ),
-    # messages
-    StoredType("assistant_message", AssistantMessage, "content tags ttl"),
-    StoredType("citation", CitationPart, "url title quote said source"),
-    StoredType("document", DocumentPart, "url data mime_type name provider_data file_id provider"),
-    StoredType("image", ImagePart, "url data mime_type provider_data file_id provider"),
-    StoredType("json_content", JsonPart, "value"),
-    StoredType("opaque", OpaquePart, "provider data tool text"),
-    StoredType("refusal", RefusalPart, "text provider_data"),
-    StoredType("side_effect", SideEffect, "kind target details"),
-    StoredType("text", TextPart, "text provider_data"),
-    StoredType("thinking", ThinkingPart, "text provider_data"),
-    StoredType("tool_call_log", ToolCallLog, "tool_name input result step duration_ms tool_call_id source"),
-    StoredType("tool_call", ToolCallPart, "tool_call_id tool_name input raw_input input_error provider_data"),
-    StoredType("tool_message", ToolMessage, "tool_call_id tool_name content status"),
-    StoredType("tool_reference", ToolReferencePart, "tool_name"),
-    StoredType(
-        "tool_result",
-        ToolResult,
-        "content status tool_name tool_call_id credits_used side_effects change structured usage cost",
-    ),
-    StoredType("user_message", UserMessage, "content tags ttl"),
     # models
     StoredType(
         "model_reply",
@@ -164,7 +53,7 @@ STORED_TYPES: tuple[StoredType, ...] = (
     ),
     StoredType("reply_done", ReplyDone, "reply"),
     StoredType("text_chunk", TextChunk, "text"),
-    StoredType("thinking_settings", Thinking, "mode budget_tokens effort show"),
+    StoredType("thinking_settings", Thinking, "mode budget_tokens effort show", make=Thinking.of_stored),
     StoredType("thinking_chunk", ThinkingChunk, "text"),
     StoredType("tool_call_chunk", ToolCallChunk, "index text"),
     StoredType("tool_call_ended", ToolCallEnded, "index"),
@@ -175,88 +64,10 @@ STORED_TYPES: tuple[StoredType, ...] = (
     StoredType("gathered", Gathered, "outcomes"),
     StoredType("stop", Stop, "kind at error questions child begun"),
     StoredType("value", Value, "value at inputs"),
-    # questions
-    StoredType("answer", Answer, "selected text declined remember edited_input result by reason covers"),
-    StoredType("decision", Decision, "kind message rule_id options remember wider"),
-    StoredType(
-        "question",
-        Question,
-        "id text options multi_select tool_name details path allow_text preview remember wider descriptions number",
-    ),
-    # server_tools
-    StoredType("code_execution", CodeExecution, "files"),
-    StoredType("file_search", FileSearch, "stores max_results"),
-    StoredType("programs", Programs, "tools direct"),
-    StoredType("url_context", UrlContext, "max_uses allowed_domains blocked_domains"),
-    StoredType("web_search", WebSearch, "max_uses allowed_domains blocked_domains location"),
     # state
-    StoredType(
-        "agent_state",
-        AgentState,
-        "run_id agent_id parent_id ancestor_run_ids child_run_ids message_history view system_prompt tool_definitions "
-        "output steps_remaining step_index usage cost credits_used context pending next_call id_prefix left_out "
-        "handed_to",
-    ),
     StoredType("child_result", ChildResult, "agent_id run_id status output text error spending questions"),
-    # tools
-    StoredType("tool_annotations", ToolAnnotations, "read_only destructive idempotent open_world"),
-    StoredType(
-        "tool_spec",
-        ToolSpec,
-        "name description input_schema category annotations parallel_safe ends_turn forces_next_step "
-        "requires_permission ephemeral timeout retries strict defer_loading about",
-    ),
-    # usage
-    StoredType("spending", Spending, "usage cost credits_used by_agent by_model agent_costs model_costs"),
-    StoredType(
-        "usage",
-        Usage,
-        "input_tokens output_tokens cache_read_tokens cache_write_tokens reasoning_tokens requests at_least",
-    ),
     # waiting
     StoredType("wait_result", Awaited, "done open"),
     StoredType("child_ref", ChildRef, "id agent_id path"),
     StoredType("received_message", Received, "id value"),
-    # errors
-    StoredType("agent_error", AgentError, "message"),
-    StoredType("answer_rejected", AnswerRejected, "message"),
-    StoredType("bad_yield", BadYield, "message location"),
-    StoredType("blocked_address", BlockedAddress, "message tool_name"),
-    StoredType("child_error", ChildError, "message agent_id status"),
-    StoredType("context_overflow", ContextOverflow, "message retryable status request_id retry_after kind usage"),
-    StoredType("data_error", DataError, "message path"),
-    StoredType("definition_error", DefinitionError, "message"),
-    StoredType("external_agent_error", ExternalAgentError, "message kind"),
-    StoredType("handler_error", HandlerError, "message kind location"),
-    StoredType("input_error", InputError, "message issues"),
-    StoredType("journal_corrupt", JournalCorrupt, "message"),
-    StoredType("journal_error", JournalError, "message"),
-    StoredType("journal_locked", JournalLocked, "message pid host"),
-    StoredType("journal_missing", JournalMissing, "message path beside"),
-    StoredType("journal_version", JournalVersion, "message"),
-    StoredType("journal_write_failed", JournalWriteFailed, "message"),
-    StoredType("limit_exceeded", LimitExceeded, "message kind limit path more"),
-    StoredType("missing_key", MissingKey, "message retryable status request_id retry_after kind usage"),
-    StoredType("model_error", ModelError, "message retryable status request_id retry_after kind usage"),
-    StoredType("output_missing", OutputMissing, "message issues"),
-    StoredType("path_outside_root", PathOutsideRoot, "message tool_name"),
-    StoredType("perform_error", PerformError, "message kind"),
-    StoredType("permission_denied", PermissionDenied, "message tool_name"),
-    StoredType("race_lost", RaceLost, "message"),
-    StoredType("replay_divergence", ReplayDivergence, "message kind address step site diff"),
-    StoredType("session_conflict", SessionConflict, "message"),
-    StoredType("session_error", SessionError, "message"),
-    StoredType("error", StepEngineError, "message"),
-    StoredType("tool_error", ToolError, "message tool_name"),
-    StoredType("tool_input_error", ToolInputError, "message tool_name issues"),
-    StoredType("tool_not_available", ToolNotAvailable, "message tool_name available"),
-    StoredType("tool_server_error", ToolServerError, "message tool_name"),
-    StoredType("transcript_error", TranscriptError, "message"),
-    StoredType("truncated_reply", TruncatedReply, "message retryable status request_id retry_after kind usage"),
-    StoredType("undo_refused", UndoRefused, "message files"),
-    StoredType("unknown_model", UnknownModel, "message retryable status request_id retry_after kind usage"),
-    StoredType("unknown_outcome", UnknownOutcome, "message"),
-    StoredType("workspace_lost", WorkspaceLost, "message"),
-    # transcript
-    StoredType("transcript", Transcript, "messages"),
 )

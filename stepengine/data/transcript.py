@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar, overload
 
 from stepengine.data.functions import is_thrown_away
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
+from stepengine.data.wire import read_messages, to_dicts
 from stepengine.errors import TranscriptError
 
 __all__ = ("Transcript",)
@@ -191,14 +192,10 @@ class Transcript(Sequence[Message]):
     @classmethod
     def from_dicts(cls, messages: Iterable[object]) -> Transcript:
         """Return a transcript of messages in the widespread ``{"role", "content"}`` form."""
-        from stepengine.data.wire import from_dicts  # noqa: PLC0415
-
-        return from_dicts(messages)
+        return cls(read_messages(messages))
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return the messages in the widespread ``{"role", "content"}`` form."""
-        from stepengine.data.wire import to_dicts  # noqa: PLC0415
-
         return to_dicts(self)
 
     def append(self, message: Message) -> Transcript:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias
 
 import attrs
 from attrs import frozen
@@ -13,12 +13,8 @@ from typing_extensions import TypeVar
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.messages import tuple_of
 from stepengine.data.questions import Question
-from stepengine.errors import AgentError
 
-if TYPE_CHECKING:
-    from stepengine.data.state import ChildResult
-
-__all__ = ("Awaited", "ChildRef", "Received", "Waited", "Waits", "WaitsFor", "waits_in_words")
+__all__ = ("Awaited", "ChildRef", "Received", "Waits", "WaitsFor", "waits_in_words")
 
 Out = TypeVar("Out", default=Any)
 WaitsFor: TypeAlias = Literal["question", "time", "message", "child"]
@@ -69,32 +65,6 @@ class Awaited:
     done: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
     open: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
     ended: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False, metadata={"stored": False})
-
-
-@frozen
-class Waited(Generic[Out]):
-    """
-    What ``Wait`` gives.
-
-    Attributes:
-        done: How the children that have ended did, in the order in which they ended.
-        open: The children that are still at work, in the order in which they were asked for.
-    """
-
-    done: tuple[ChildResult[Out], ...]
-    open: tuple[ChildRef[Out], ...] = ()
-
-    def __getitem__(self, ref: ChildRef[Out]) -> ChildResult[Out]:
-        """Return how the child of *ref* ended; raises ``AgentError`` for one that is not among them."""
-        for child in self.done:
-            if child.run_id == ref.id:
-                return child
-        state = "is still at work" if ref in self.open else "was not waited for here"
-        msg = f"the child {ref.agent_id!r} at {ref.path!r} {state}"
-        raise AgentError(msg)
-
-    def __contains__(self, ref: object) -> bool:
-        return isinstance(ref, ChildRef) and any(child.run_id == ref.id for child in self.done)
 
 
 @frozen(kw_only=True)

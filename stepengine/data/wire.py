@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import attrs
@@ -39,10 +39,11 @@ from stepengine.data.messages import (
     UserMessage,
     joined_text,
 )
-from stepengine.data.transcript import Transcript
+from stepengine.data.object_codec import FORMAT, ObjectCodec
+from stepengine.data.stored_values import VALUE_TYPES
 from stepengine.errors import DataError
 
-__all__ = ("ImportedHistory", "from_dicts", "read_history", "to_dicts")
+__all__ = ("ImportedHistory", "read_history", "read_messages", "to_dicts")
 
 
 CITED = ("url", "title", "quote", "said", "source")
@@ -63,26 +64,25 @@ class ImportedHistory(NamedTuple):
     """An imported history: the system prompt that stood in it, and the messages."""
 
     system_prompt: str
-    transcript: Transcript
+    messages: tuple[Message, ...]
 
 
-def from_dicts(messages: Iterable[object]) -> Transcript:
+def read_messages(messages: Iterable[object]) -> tuple[Message, ...]:
     """
-    Return the transcript of *messages*; there must be no system message (``read_history`` takes them out).
+    Return the messages that *messages* say; there must be no system message (``read_history`` takes them out).
 
     Raises:
         DataError: for a message or block that cannot be read, naming the place.
-        TranscriptError: when calls and results do not pair.
     """
     history = read_history(messages)
     if history.system_prompt:
         msg = "a transcript holds no system message; read_history() returns it apart"
         raise DataError(msg)
-    return history.transcript
+    return history.messages
 
 
 def read_history(messages: Iterable[object]) -> ImportedHistory:
-    """Return system prompt and transcript of *messages*; several system messages are joined by a blank line."""
+    """Return system prompt and messages of *messages*; several system messages are joined by a blank line."""
     system: list[str] = []
     found: list[Message] = []
     names: dict[str, str] = {}
@@ -98,7 +98,7 @@ def read_history(messages: Iterable[object]) -> ImportedHistory:
             raise within(error, f"[{index}]") from None
         if found and isinstance(found[-1], AssistantMessage):
             names.update({c.tool_call_id: c.tool_name for c in found[-1].tool_calls})
-    return ImportedHistory("\n\n".join(system), Transcript(found))
+    return ImportedHistory("\n\n".join(system), tuple(found))
 
 
 def _read(message: Any, names: Mapping[str, str]) -> list[Message]:
@@ -137,10 +137,13 @@ def _read_parts(message: Mapping[str, Any], role: str, names: Mapping[str, str])
 
 
 def _read_stored(message: Mapping[str, object]) -> Message:
-    from stepengine.data.codec import FORMAT, from_json  # noqa: PLC0415
-
-    loaded: Message = from_json({"stepengine": FORMAT, **message})
+    loaded: Message = _message_codec().from_json({"stepengine": FORMAT, **message})
     return loaded
+
+
+@cache
+def _message_codec() -> ObjectCodec:
+    return ObjectCodec(VALUE_TYPES)
 
 
 def _refuse_others(message: Mapping[str, object], role: str) -> None:

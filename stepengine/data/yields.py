@@ -39,10 +39,10 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, text_of
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, tuple_of
 from stepengine.data.models import ModelReply, ModelSettings
-from stepengine.data.state import AgentState, ChildResult
+from stepengine.data.state import AgentState, ChildResult, Waited
 from stepengine.data.tools import ToolChoice, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.data.waiting import ChildRef, Waited
+from stepengine.data.waiting import ChildRef
 from stepengine.errors import BadYield, PerformError, ToolError
 
 __all__ = (

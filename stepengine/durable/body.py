@@ -41,7 +41,7 @@ from stepengine.journal.encoding import comparable
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import Performer
-from stepengine.runtime.tree import ChildPlanner, MachineMaker
+from stepengine.runtime.services import ChildPlanner, MachineMaker
 
 __all__ = ("execute", "plan_run", "request_of_root")
 

@@ -11,11 +11,10 @@ from typing import Any, Self
 
 import attrs
 
-from stepengine.data.definition import AgentDefinition
+from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.events import Event
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
-from stepengine.data.sources import ToolSource
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolLike, Yielding
 from stepengine.data.waiting import Waits

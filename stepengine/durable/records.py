@@ -53,7 +53,7 @@ from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import IO, Item, Performer, child_path
-from stepengine.runtime.tree import ChildPlanner, Services
+from stepengine.runtime.services import ChildPlanner, Services
 
 __all__ = (
     "Archive",

@@ -64,16 +64,17 @@ from stepengine.errors import AgentError, DataError, ReplayDivergence, StepEngin
 from stepengine.journal.divergence import parked_at
 from stepengine.journal.encoding import bare, describe, restored
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.recorder import Attempts, Timing
+from stepengine.journal.recorder import Attempts
 from stepengine.journal.records import shown_address
+from stepengine.journal.timing import Timing
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.asking import shown_questions
+from stepengine.runtime.deferred_calls import is_deferred
 from stepengine.runtime.failfast import LOST, given_up
 from stepengine.runtime.limits import SpendingLedger
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
-from stepengine.runtime.performing import is_deferred
 from stepengine.runtime.standstill import waits_of
 from stepengine.runtime.tree import RunTree
 

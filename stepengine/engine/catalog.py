@@ -17,15 +17,14 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import did_you_mean, list_names
-from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
-from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
+from stepengine.data.definition import AgentDefinition, HookContext, ToolSource, name_of_published, normalised_id
+from stepengine.data.hooks import HOOK_POINTS, Change, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import Message, TextPart, ToolCallPart, UserMessage, system_reminder
 from stepengine.data.questions import Decision
 from stepengine.data.schemas import check_references
 from stepengine.data.server_tools import Programs
-from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine import packages

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     import asyncio
     from types import TracebackType
 
+    from stepengine.data.definition import ToolSource
     from stepengine.data.events import Event
     from stepengine.data.models import ModelRequest
     from stepengine.data.questions import Interactor
-    from stepengine.data.sources import ToolSource
     from stepengine.data.state import AgentState, RunResult
     from stepengine.data.tools import ToolLike
     from stepengine.data.yields import StepResult
@@ -158,9 +158,8 @@ class Engine:
         from stepengine.redaction import GIVEN
         from stepengine.runtime.clock import SystemClock
         from stepengine.runtime.logs import LOGGER
-        from stepengine.runtime.performing import ToolSetting
         from stepengine.runtime.retry import RetryPolicy
-        from stepengine.runtime.tree import Services
+        from stepengine.runtime.services import Services, ToolSetting
         from stepengine.system.threads import ThreadPool
         from stepengine.system.workspace import Workspace
         from stepengine.tooling.context import ResourceMap

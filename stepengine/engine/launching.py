@@ -47,7 +47,8 @@ from stepengine.machine.plan import RunPlan
 from stepengine.runtime.asking import Remembered
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import WATCHED, Hub, Watcher
-from stepengine.runtime.tree import RunTree, Services
+from stepengine.runtime.services import Services
+from stepengine.runtime.tree import RunTree
 from stepengine.system.after_fork import leave, renewed
 
 if TYPE_CHECKING:

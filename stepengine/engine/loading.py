@@ -17,12 +17,11 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import did_you_mean, list_names
-from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
-from stepengine.data.sources import ToolSource
+from stepengine.data.definition import AgentDefinition, ToolSource, name_of_published, normalised_id
 from stepengine.data.tools import ToolLike
 from stepengine.engine import packages, trust
 from stepengine.engine.beside import module_at, module_with
-from stepengine.engine.modules import EXPECTED, agents_of, sandboxed_loader
+from stepengine.engine.modules import EXPECTED, agents_of, load_sandboxed
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import note_location, raised_at
 from stepengine.machine.spawning import stands_for
@@ -111,7 +110,7 @@ class AgentPlace:
         Raises:
             DefinitionError: naming the file and what it should hold.
         """
-        return sandboxed_loader()(self.file) if self.sandboxed else agents_in(self.file)
+        return load_sandboxed(self.file) if self.sandboxed else agents_in(self.file)
 
     def load(self) -> AgentDefinition:
         """
@@ -254,7 +253,7 @@ def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefi
         DefinitionError: when there is no such file or folder, or nothing of it can be loaded.
     """
     if sandboxed:
-        return _load_sandboxed(Path(path))
+        return _load_all_sandboxed(Path(path))
     place = AgentPlace.of_text(path)
     if place is not None:
         if not place.sandboxed:
@@ -266,8 +265,7 @@ def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefi
     return loaded.agents
 
 
-def _load_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
-    load_file = sandboxed_loader()
+def _load_all_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
     place = AgentPlace.of_text(path)
     if place is not None:
         place = attrs.evolve(place, sandboxed=True)
@@ -279,7 +277,7 @@ def _load_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
     broken: dict[Path, DefinitionError] = {}
     for file in _files(path):
         try:
-            found += load_file(file)
+            found += load_sandboxed(file)
         except DefinitionError as error:
             broken[file] = error
     if not found:
@@ -405,7 +403,7 @@ def agents_in(file: Path) -> tuple[AgentDefinition, ...]:
     Raises:
         DefinitionError: naming the file and what it should hold.
     """
-    return sandboxed_loader()(file) if trust.is_sandboxed(file) else agents_of(module_of(file), str(file))
+    return load_sandboxed(file) if trust.is_sandboxed(file) else agents_of(module_of(file), str(file))
 
 
 def agents_with(file: Path, source: bytes) -> tuple[AgentDefinition, ...]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
 
-__all__ = ("EXPECTED", "agents_of", "sandboxed_loader")
+__all__ = ("EXPECTED", "agents_of", "load_sandboxed")
 
 EXPECTED = "`agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
 
@@ -46,11 +44,13 @@ def agents_of(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
     return tuple(several)
 
 
-def sandboxed_loader() -> Callable[[Path], tuple[AgentDefinition, ...]]:
+def load_sandboxed(file: Path) -> tuple[AgentDefinition, ...]:
     """
-    Return what loads a file whose handlers run in the sandbox.
+    Return the agents of a file, which is not imported and whose handlers run in the sandbox.
 
-    That stands floors above this one, and is an extra: it is found by its name, as providers of models are.
+    Raises:
+        DefinitionError: naming file and line, for code that cannot run there, and when the extra ``programs`` is not installed.
     """
-    load: Callable[[Path], tuple[AgentDefinition, ...]] = import_module("stepengine.programs.strangers").load_file
-    return load
+    from stepengine.programs.strangers import load_file
+
+    return load_file(file)

@@ -14,7 +14,7 @@ from stepengine.models.base import Provider
 from stepengine.models.registry import Models
 
 if TYPE_CHECKING:
-    from stepengine.runtime.performing import ToolSetting
+    from stepengine.runtime.services import ToolSetting
 
 __all__ = ("Override", "overrides")
 

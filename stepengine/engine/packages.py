@@ -26,7 +26,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id, parts_of_id
 from stepengine.data.tools import ToolLike
 from stepengine.engine import trust
-from stepengine.engine.modules import agents_of, sandboxed_loader
+from stepengine.engine.modules import agents_of, load_sandboxed
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import raised_at
 from stepengine.tooling.makers import CATEGORIES
@@ -511,12 +511,11 @@ def _load_agents(package: Package) -> Held:
 
 def _held_in_sandbox(package: Package) -> Held:
     """Return the agents of a package without importing it: from those of its files that hold some."""
-    load = sandboxed_loader()
     agents, problems = list[AgentDefinition](), list[str]()
     for file in sorted(package.folder.glob("*.py")):
         if not file.name.startswith("_"):
             try:
-                agents += load(file)
+                agents += load_sandboxed(file)
             except DefinitionError as error:
                 problems.append(error.message)
     if not agents:

@@ -7,7 +7,7 @@ import contextlib
 import warnings
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
@@ -22,16 +22,35 @@ from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle, Turns
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.tree import MachineMaker, RunTree
+from stepengine.runtime.services import MachineMaker, Services
+from stepengine.runtime.tree import RunTree
 
 if TYPE_CHECKING:
-    from stepengine.engine.session_turns import Turn
     from stepengine.journal.journaled_run import JournaledRun
 
-__all__ = ("EngineRun", "failing", "stream_run", "unbegun", "until_ended", "warn_of")
+__all__ = ("EngineRun", "SessionTurn", "failing", "stream_run", "unbegun", "until_ended", "warn_of")
 
 CLOSE_SECONDS = 10.0
 T = TypeVar("T")
+
+
+class SessionTurn(Protocol):
+    """The turn of a run in its session; ``stepengine.engine.session_turns.Turn`` is the implementation."""
+
+    async def enter(self) -> None:
+        """Wait for the turn."""
+
+    async def open(self, live: EngineRun) -> None:
+        """Let *live* start from the state of the session."""
+
+    def watched(self, services: Services, live: EngineRun) -> Services:
+        """Return *services* that keep the conversations of children."""
+
+    async def close(self, result: RunResult, plan: RunPlan, *, began: bool) -> RunResult:
+        """Save the session and return the result."""
+
+    def leave(self) -> None:
+        """Let the next run into the session."""
 
 
 class EngineRun:
@@ -53,7 +72,7 @@ class EngineRun:
     def __init__(self, tree: RunTree, active: set[EngineRun]) -> None:
         self.tree = tree
         self.session: JournaledRun | None = None
-        self.turn: Turn | None = None
+        self.turn: SessionTurn | None = None
         self.handle: RunHandle | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.began = False
@@ -146,7 +165,7 @@ class EngineRun:
             return finished
         return await self._to_the_end(self.session.finish(finished, self._waits(finished, self._pending(finished))))
 
-    async def _in_session(self, turn: Turn) -> RunResult:
+    async def _in_session(self, turn: SessionTurn) -> RunResult:
         tree = self.tree
         try:
             if not await tree.wait_for(turn.enter):

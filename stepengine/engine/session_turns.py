@@ -41,7 +41,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.tree import MachineMaker, Services
+from stepengine.runtime.services import MachineMaker, Services
 from stepengine.sessions import Session, SessionInfo, TurnStore
 from stepengine.sessions.around import AnyStore, left
 from stepengine.system.after_fork import Lock, renewed, renews

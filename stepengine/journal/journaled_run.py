@@ -46,16 +46,16 @@ from stepengine.journal.modes import Adding, Extending, Mode, Recording, Replayi
 from stepengine.journal.ordering import in_address_order
 from stepengine.journal.provenance import is_own, record_own
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
-from stepengine.journal.recorder import Pace, Recorder, Timing, lookups, recall_lookups
+from stepengine.journal.recorder import Recorder, lookups, recall_lookups
 from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result, shown_address, to_text
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
+from stepengine.journal.timing import Pace, Timing
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import left_out
 from stepengine.runtime.mail import Message, answer_in
 from stepengine.runtime.performer import Item, Middleware, Performer, is_repeatable
-from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.prices import Prices
-from stepengine.runtime.tree import ChildPlanner, Level, MachineMaker, Services
+from stepengine.runtime.services import ChildPlanner, Level, MachineMaker, ModelRegistry, Services
 from stepengine.system.writes import FileWrite
 
 if TYPE_CHECKING:

@@ -8,22 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import attrs
 
 from stepengine.data.events import Event, RunStarted
+from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Stop
+from stepengine.data.questions import AnswerLike
 from stepengine.errors import StepEngineError
 from stepengine.journal.history import History
 from stepengine.journal.ordering import put_as_recorded, without_cut_off_blobs
-from stepengine.journal.records import ROOT, Blob, Head, Intent, Record
+from stepengine.journal.records import ROOT, Address, Blob, Head, Intent, Record
 from stepengine.journal.store import Journal, MemoryJournal
+from stepengine.journal.timing import Timing
 
-if TYPE_CHECKING:
-    from stepengine.journal.replayer import RecordedPart
+__all__ = (
+    "Adding",
+    "Extending",
+    "Mode",
+    "Recording",
+    "Replaying",
+    "Rerunning",
+    "Resuming",
+    "Walking",
+)
 
-__all__ = ("Adding", "Extending", "Mode", "Recording", "Replaying", "Rerunning", "Resuming", "Walking")
+
+class Past(Protocol):
+    """What a mode knows of the recorded part of a run; see ``RecordedPart``."""
+
+    history: History
+    grew: bool
+
+    @property
+    def cut(self) -> object:
+        """What was cut off; false for nothing."""
 
 
 class OpenedRun(Protocol):
@@ -31,8 +51,11 @@ class OpenedRun(Protocol):
 
     source: Journal
     journal: Journal
-    past: RecordedPart | None
     leftover: StepEngineError | None
+
+    @property
+    def past(self) -> Past | None:
+        """The recorded part; ``None`` for a new run."""
 
     def append(self, record: Record) -> None:
         """Write a record."""
@@ -84,7 +107,7 @@ class Mode:
         """Return whether new records are appended to the journal that was given."""
         return self.resumes and not history.is_complete
 
-    def news(self, past: RecordedPart | None) -> Callable[[Event], bool] | None:
+    def news(self, past: Past | None) -> Callable[[Event], bool] | None:
         """Return what says whether an event is news; ``None`` where each is."""
         return None
 
@@ -92,15 +115,15 @@ class Mode:
         """Return the kinds of look-ups for the run at *path* that are in the journal being written."""
         return ()
 
-    def repeats(self, past: RecordedPart) -> bool:
+    def repeats(self, past: Past) -> bool:
         """Return whether nothing was performed, from start to end."""
         return False
 
-    def tells_stop(self, stop: Stop, past: RecordedPart | None) -> bool:
+    def tells_stop(self, stop: Stop, past: Past | None) -> bool:
         """Return whether it is written down that *stop* ended the run; a run that waits says so by its questions."""
         return stop.kind != "suspended" and (past is None or not self.repeats(past))
 
-    def may_leave(self, past: RecordedPart) -> bool:
+    def may_leave(self, past: Past) -> bool:
         """Return whether the run may end without having reached all records."""
         return False
 
@@ -140,12 +163,12 @@ class Resuming(Mode):
         """Return whether the record has an end: then there is nothing to resume."""
         return history.is_complete
 
-    def tells_stop(self, stop: Stop, past: RecordedPart | None) -> bool:
+    def tells_stop(self, stop: Stop, past: Past | None) -> bool:
         """Return whether it does not wait, or follows a stop: else the journal would be that of the stopped run."""
         last = None if past is None else past.history.stop
         return stop.kind != "suspended" or (last is not None and last.input["kind"] != "suspended")
 
-    def news(self, past: RecordedPart | None) -> Callable[[Event], bool] | None:
+    def news(self, past: Past | None) -> Callable[[Event], bool] | None:
         """Return the test that drops recorded events, so that they are not shown again."""
         return None if past is None else partial(_is_news, past.history)
 
@@ -171,7 +194,7 @@ class Replaying(Mode):
         """Return that it is."""
         return True
 
-    def repeats(self, past: RecordedPart) -> bool:
+    def repeats(self, past: Past) -> bool:
         """Return that it does."""
         return True
 
@@ -209,7 +232,7 @@ class Adding(_Replacing):
 
     name = "new"
 
-    def may_leave(self, past: RecordedPart) -> bool:
+    def may_leave(self, past: Past) -> bool:
         """Return whether nothing came that is not recorded."""
         return not past.grew
 
@@ -222,7 +245,7 @@ class Rerunning(Mode):
     keeps_writes = False
     waits = False
 
-    def repeats(self, past: RecordedPart) -> bool:
+    def repeats(self, past: Past) -> bool:
         """Return whether it went as recorded."""
         return not past.cut
 
@@ -236,3 +259,28 @@ class Walking(Mode):
     def is_closed(self, history: History) -> bool:
         """Return that it is."""
         return True
+
+
+class RunToReplay(Protocol):
+    """What a replayer needs of its run; see ``JournaledRun``."""
+
+    mode: Mode
+    answers: dict[str, AnswerLike]
+    machines: dict[str, Any]
+    decoders: dict[str, Callable[[Any], Any]]
+    timing: Timing
+
+    def append(self, record: Record) -> None:
+        """Write a record."""
+
+    def remember(self, intent: Intent) -> None:
+        """Let later requests be stored as differences to this one."""
+
+    def accept(self, address: Address, fp: str) -> None:
+        """Record that the record at an address serves for another effect."""
+
+    def tell(self, request: ModelRequest, times: int) -> None:
+        """Notify the provider that the record answers a model call."""
+
+    def fail(self, error: StepEngineError) -> StepEngineError:
+        """End the run; return the first error that ended it."""

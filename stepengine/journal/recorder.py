@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import attrs
 
@@ -33,10 +32,10 @@ from stepengine.data.json import ABSENT
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Begun, BodyEnd, Failure, Single, Stop, Value
-from stepengine.data.questions import Answer, answered
+from stepengine.data.questions import Answer, AnswerLike, Question, answered
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage, add_cost
-from stepengine.errors import JournalError, StepEngineError, UnknownOutcome
+from stepengine.errors import StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import (
     bare,
     describe,
@@ -47,23 +46,25 @@ from stepengine.journal.encoding import (
     storable,
 )
 from stepengine.journal.history import History
-from stepengine.journal.questions import DOUBT, decision_about
+from stepengine.journal.modes import RunToReplay
+from stepengine.journal.questions import DOUBT, InDoubt, decision_about
 from stepengine.journal.records import Address, Input, Intent, Result, computed_record, shown_address, to_text
+from stepengine.journal.store import Journal
+from stepengine.journal.timing import Pace
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
+from stepengine.runtime.deferred_calls import defers, is_deferred
 from stepengine.runtime.failfast import given_up
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
-from stepengine.runtime.performing import defers, is_deferred
+from stepengine.system.writes import FileWrite
 
 if TYPE_CHECKING:
-    from stepengine.journal.journaled_run import JournaledRun
-    from stepengine.journal.replayer import Replayer
+    from stepengine.journal.replayer import RecordedPart, Replayer
 
 __all__ = (
     "Attempts",
-    "Pace",
     "Recorder",
-    "Timing",
+    "RunToRecord",
     "lookups",
     "recall_lookups",
 )
@@ -93,90 +94,39 @@ def lookups(plan: RunPlan, state: AgentState) -> Iterator[Input]:
         yield Input(plan.path, -1, 0, {"type": "context_window", "tokens": plan.context_window})
 
 
-STABLE_STEP = 1_000
-# A person once took two days to answer; nobody watches a replay for that long.
-MAX_PAUSE = 10.0
-
-
-# Three clocks meet here: the one of this process, that of the processes before it, and the made-up one of recordings
-# for git, in which times follow from addresses, so that the same run gives the same bytes (replay:J23). The machine
-# sees one time that only goes on.
-class Timing:
-    """
-    Puts outcomes on the run's own clock.
-
-    Args:
-        stable: Whether times depend on addresses alone, so that two recordings agree.
-
-    Attributes:
-        last: The latest time so far.
-    """
-
-    @property
-    def since(self) -> int | None:
-        """What time it was when this process took over; ``None`` where times are made up."""
-        return None if self._stable else self._offset
-
-    def __init__(self, *, stable: bool) -> None:
-        self._stable = stable
-        self._offset = 0
-        self.last = 0
-
-    def go_on(self, last: int, created: datetime, now: datetime) -> None:
-        """Continue a record that reaches to *last*; a wall clock that was set back does not turn time back."""
-        self.last = last
-        self._offset = max(last, (now - created) // timedelta(milliseconds=1))
-
-    def of(self, path: str, seq: int, at: int) -> int:
-        """Return the run's time for an outcome that came *at* milliseconds after this process took over, and note it."""
-        if self._stable:
-            numbers = [*map(int, path.split("."))] if path else []
-            time = STABLE_STEP * sum([n + 1 for n in (*numbers, seq)])
-        else:
-            time = self._offset + at
-        if time > self.last:  # noqa: PLR1730 - a call less, for every outcome
-            self.last = time
-        return time
-
-    def came_by(self, at: int) -> None:
-        """Note that the run's time has reached *at*."""
-        self.last = max(self.last, at)
-
-
-class Pace:
-    """
-    Lets recorded results come as fast as they did, or faster.
-
-    Args:
-        speed: How many times as fast.
-
-    Attributes:
-        sleep: Waits some seconds.
-
-    Raises:
-        JournalError: when *speed* is not above 0.
-    """
-
-    def __init__(self, speed: float) -> None:
-        if not speed > 0:
-            msg = f"speed is {speed!r}; it is a number above 0, such as 1.0 for as fast as recorded"
-            raise JournalError(msg)
-        self._speed = speed
-        self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-        self._shown = 0
-
-    async def reach(self, at: int) -> None:
-        """Wait for the time of a result, from that of the one before; never long, also where a person was waited for."""
-        pause = min((at - self._shown) / 1_000 / self._speed, MAX_PAUSE)
-        if pause > 0:
-            await self.sleep(pause)
-        self._shown = max(self._shown, at)
-
-
 STARTS = frozenset({*RUNS, RunInBackground})
 MAX_NOTED = 1_000
 Kept: TypeAlias = "Sequence[tuple[Item, Value | Failure]]"
 """Outcomes with what they are outcomes of."""
+
+
+class RunToRecord(RunToReplay, Protocol):
+    """What a recorder needs of its run; see ``JournaledRun``."""
+
+    source: Journal
+    past: RecordedPart | None
+    replayer: Replayer | None
+    fatal: StepEngineError | None
+    pace: Pace | None
+    waits: bool
+    is_traced: bool
+    decisions: dict[str, AnswerLike]
+    in_doubt: InDoubt
+    results_sent: set[Address]
+    writes: dict[Address, list[FileWrite]]
+
+    @property
+    def durable(self) -> Callable[[], asyncio.Future[None] | None]:
+        """Commits; the future is done once all that was appended is durable."""
+
+    def begins(self, address: Address) -> None:
+        """Record that a run starts, so that messages find it."""
+
+    def leaves_open(self, address: Address, questions: Sequence[Question]) -> None:
+        """Store questions whose answers no effect waits for."""
+
+    def writes_of(self, item: Item, *, again: bool) -> list[Mapping[str, Any]]:
+        """Return the stored form of the writes of a call."""
 
 
 class Recorder:
@@ -189,7 +139,7 @@ class Recorder:
         beside: Who records in the same record already, of a new run.
     """
 
-    def __init__(self, inner: Performer, run: JournaledRun, beside: Recorder | None = None) -> None:
+    def __init__(self, inner: Performer, run: RunToRecord, beside: Recorder | None = None) -> None:
         self._inner = inner
         self._run = run
         self._begin = inner.begin

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -47,13 +47,11 @@ from stepengine.journal.encoding import (
 )
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, changes_since, parent_of, stop_of
+from stepengine.journal.modes import RunToReplay
 from stepengine.journal.records import ROOT, Address, Intent, Result, computed_record, shown_address
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.failfast import LOST
 from stepengine.runtime.performer import Item, child_path
-
-if TYPE_CHECKING:
-    from stepengine.journal.journaled_run import JournaledRun
 
 __all__ = (
     "NO_LEEWAY",
@@ -607,7 +605,7 @@ class Replayer:
         past: What was recorded.
     """
 
-    def __init__(self, run: JournaledRun, past: RecordedPart) -> None:
+    def __init__(self, run: RunToReplay, past: RecordedPart) -> None:
         self._run = run
         self._past = past
         self._leeway = past.leeway

@@ -19,8 +19,8 @@ from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.questions import InDoubt, sorted_answers
-from stepengine.journal.recorder import Pace
 from stepengine.journal.store import Journal
+from stepengine.journal.timing import Pace
 
 if TYPE_CHECKING:
     from stepengine.journal.undoing import Roots

@@ -26,7 +26,7 @@ from stepengine.data.messages import Source, ToolCallLog, ToolCallPart, ToolResu
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value, first_of, was_given_up
 from stepengine.data.questions import Question
-from stepengine.data.state import ChildResult
+from stepengine.data.state import ChildResult, Waited
 from stepengine.data.tools import (
     Asking,
     Control,
@@ -40,7 +40,7 @@ from stepengine.data.tools import (
     Yielding,
 )
 from stepengine.data.transcript import Transcript
-from stepengine.data.waiting import ChildRef, Waited
+from stepengine.data.waiting import ChildRef
 from stepengine.errors import (
     HandlerError,
     LimitExceeded,

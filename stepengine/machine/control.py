@@ -9,7 +9,7 @@ from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.tools import Action, ToolSpec
-from stepengine.data.wire import from_dicts
+from stepengine.data.transcript import Transcript
 from stepengine.errors import AgentError
 from stepengine.machine.finding import find_hidden_tools, with_finder
 from stepengine.machine.plan import RunPlan
@@ -66,7 +66,7 @@ def _warn_of_mode(run: RunState) -> None:
 
 
 def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
-    history = from_dicts(value["messages"])
+    history = Transcript.from_dicts(value["messages"])
     run.apply(Change(messages=history), "set_messages")
     return _message_result(f"History replaced by {len(history)} messages.")
 

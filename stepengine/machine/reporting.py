@@ -10,9 +10,8 @@ from typing import Any
 
 from stepengine.data.json import compact, freeze
 from stepengine.data.messages import UserMessage, system_reminder
-from stepengine.data.state import ChildResult
+from stepengine.data.state import ChildResult, Waited
 from stepengine.data.tools import Driving
-from stepengine.data.waiting import Waited
 from stepengine.data.yields import Wait
 from stepengine.errors import DataError
 from stepengine.machine.background import NO_CHILDREN

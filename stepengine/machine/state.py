@@ -15,11 +15,12 @@ from typing import Any, cast
 
 import attrs
 
+from stepengine.data.definition import HookContext
 from stepengine.data.effects import AskPerson, CallModel, Compute, Gather, Leaf
 from stepengine.data.estimate import Measured
-from stepengine.data.hooks import Change, HookContext
+from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, JsonValue, freeze
-from stepengine.data.messages import Message, ToolCallLog, UserMessage
+from stepengine.data.messages import Message, RequestedChange, ToolCallLog, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import BodyEnd, Failure, Gathered, SetOutput, Single, Stop, Value
 from stepengine.data.questions import Question
@@ -553,13 +554,14 @@ class RunState:
         self.inbox += [*later, *said]
         return True
 
-    def apply(self, change: Change, by: str = "") -> None:
+    def apply(self, change: RequestedChange, by: str = "") -> None:
         """
         Make a change that a hook or tool asked for; *by* names it in the event about a smaller prompt.
 
         In the body of a tool it waits until the call has its result: the conversation is the caller's. What the next call of the
         body may look at, context and values, is there at once.
         """
+        assert isinstance(change, Change)  # noqa: S101 - the one implementation
         # Made here as well, a change would be made twice: now, and when the call has its result. And in between a crash
         # could leave a conversation that a call changed which never ended.
         if self.plan.body is not None:

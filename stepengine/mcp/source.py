@@ -18,9 +18,10 @@ from typing import Any, Literal, get_args
 
 import attrs
 
+from stepengine.data.definition import HookContext
 from stepengine.data.events import ToolProgress
 from stepengine.data.functions import takes_one_argument
-from stepengine.data.hooks import Change, HookContext
+from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.messages import CUT_OFF, ToolResult
 from stepengine.data.tools import Ordinary, ToolBinding, ToolLike

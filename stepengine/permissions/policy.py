@@ -20,7 +20,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import find_nearest, list_names
-from stepengine.data.hooks import HookContext
+from stepengine.data.definition import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.questions import Decision
@@ -46,6 +46,7 @@ from stepengine.permissions.rules import (
     lowered,
 )
 from stepengine.system.atomic import replace_path
+from stepengine.system.command_guard import CommandGuard
 from stepengine.system.guard import CallGuard, FileGuard
 from stepengine.system.path_rules import INSTRUCTING, PathRules, possible_paths
 
@@ -291,12 +292,11 @@ class Policy:
         looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
         about_files = [rule.matcher for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
         denied = [glob for path in about_files for glob in path.denied]
-        guard = CallGuard(
-            file=self._file_guard(rules, request),
-            command=partial(confined, first.matcher.form, denied) if looks else None,  # type: ignore[union-attr]
-            named=() if request.tool.about is None else tuple(request.paths),
-        )
-        return None if guard.file is None and guard.command is None else guard
+        file = self._file_guard(rules, request)
+        named = () if request.tool.about is None else tuple(request.paths)
+        if looks:
+            return CommandGuard(file=file, named=named, confine=partial(confined, first.matcher.form, denied))  # type: ignore[union-attr]
+        return None if file is None else CallGuard(file=file, named=named)
 
     def _first(self, rules: Iterable[Rule], request: Request) -> Rule | None:
         """Return the first rule that allows a call or asks about it, predicates aside."""
@@ -504,7 +504,7 @@ class PolicyFile:
             return "" if judged is None else judged(root, parts)
 
         named = () if request.tool.about is None else tuple(request.paths)
-        return CallGuard(file=judge, command=None if ruled is None else ruled.command, named=named)
+        return attrs.evolve(ruled or CallGuard(), file=judge, named=named)
 
     @property
     def remembered(self) -> tuple[Rule, ...]:

@@ -18,7 +18,7 @@ import attrs
 from attrs import frozen
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, ValidationError, core_schema
 
-from stepengine.data.hooks import HookContext
+from stepengine.data.definition import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object
 from stepengine.data.messages import strings
 from stepengine.data.tools import ToolSpec

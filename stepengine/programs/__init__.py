@@ -22,27 +22,21 @@ from typing import TYPE_CHECKING
 from stepengine.data.late import late
 
 if TYPE_CHECKING:
-    from stepengine.programs.drafts import Example, agent_file_rules, checked_agents, permissions_of
     from stepengine.programs.running import ProgramLimits, code_mode
     from stepengine.programs.sessions import MontySandbox, Sandbox
     from stepengine.programs.strangers import agents_of_source
 
 __all__ = (
-    "Example",
     "MontySandbox",
     "ProgramLimits",
     "Sandbox",
-    "agent_file_rules",
     "agents_of_source",
-    "checked_agents",
     "code_mode",
-    "permissions_of",
 )
 
 __getattr__, __dir__ = late(
     __name__,
     {
-        "stepengine.programs.drafts": ("Example", "agent_file_rules", "checked_agents", "permissions_of"),
         "stepengine.programs.running": ("ProgramLimits", "code_mode"),
         "stepengine.programs.sessions": ("MontySandbox", "Sandbox"),
         "stepengine.programs.strangers": ("agents_of_source",),

@@ -39,8 +39,8 @@ from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings, Thinking
 from stepengine.data.programs import RunsProgram, set_in_sandbox
-from stepengine.data.state import AgentState, ChildResult
-from stepengine.data.waiting import ChildRef, Waited
+from stepengine.data.state import AgentState, ChildResult, Waited
+from stepengine.data.waiting import ChildRef
 from stepengine.errors import BadYield, DefinitionError, HandlerError, LimitReached, StepEngineError, ToolError
 from stepengine.programs.crossing import ByteBudget, TooManyBytes
 from stepengine.programs.prelude import ERRORS, PRELUDE

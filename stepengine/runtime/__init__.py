@@ -14,7 +14,7 @@ comes back to the machine as an outcome, and so reaches each handler as the clos
 Must not be here: what decides the next effect (machine), what an agent is built from (engine), records of what happened (journal),
 printing.
 
-Begin with ``performer`` (the two protocols), then ``driver``, ``tree`` and ``performing``; ``limits``, ``hub`` and ``standstill`` stand
+Begin with ``performer`` (the two protocols) and ``services``, then ``driver``, ``tree`` and ``performing``; ``limits``, ``hub`` and ``standstill`` stand
 each by itself.
 """
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from stepengine.runtime.performer import IO, Item, Middleware, Performer
     from stepengine.runtime.rates import RateLimit, RateLimits
     from stepengine.runtime.retry import RetryPolicy
-    from stepengine.runtime.tree import RunTree, Services
+    from stepengine.runtime.services import Services
+    from stepengine.runtime.tree import RunTree
 else:
     __getattr__, __dir__ = late(
         __name__,
@@ -66,10 +67,8 @@ else:
                 "RateLimits",
             ),
             "stepengine.runtime.retry": ("RetryPolicy",),
-            "stepengine.runtime.tree": (
-                "RunTree",
-                "Services",
-            ),
+            "stepengine.runtime.services": ("Services",),
+            "stepengine.runtime.tree": ("RunTree",),
         },
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from stepengine.data.effects import RunInBackground, Spawn
 from stepengine.data.outcomes import Single, Stop, Value
@@ -19,11 +19,9 @@ from stepengine.errors import AgentError
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.effect_events import ended
 from stepengine.runtime.performer import Item, Performer
+from stepengine.runtime.standstill import RestingTree
 
-if TYPE_CHECKING:
-    from stepengine.runtime.tree import RunTree
-
-__all__ = ("BackgroundChild", "BackgroundChildren")
+__all__ = ("BackgroundChild", "BackgroundChildren", "TreeWithBackground")
 
 
 class BackgroundChild:
@@ -68,7 +66,7 @@ class BackgroundChildren:
         of: The same by the paths of the runs that started them.
     """
 
-    def __init__(self, tree: RunTree) -> None:
+    def __init__(self, tree: RestingTree) -> None:
         self._tree = tree
         self.children: dict[str, BackgroundChild] = {}
         self.of: dict[str, list[BackgroundChild]] = {}
@@ -203,6 +201,14 @@ class BackgroundChildren:
         """Forget the children of a run that has ended."""
         for child in self.of.pop(path, ()):
             del self.children[child.path]
+
+
+class TreeWithBackground(RestingTree, Protocol):
+    """A run tree with its children in the background."""
+
+    @property
+    def background(self) -> BackgroundChildren:
+        """The children in the background."""
 
 
 def _result_of(child: BackgroundChild) -> ChildResult[Any] | None:

@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from stepengine.data.effects import (
     RUNS,
@@ -37,6 +37,8 @@ from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value, fir
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
+from stepengine.runtime.background import TreeWithBackground
+from stepengine.runtime.deferred_calls import defers
 from stepengine.runtime.effect_events import (
     finished,
     model_finished,
@@ -45,15 +47,15 @@ from stepengine.runtime.effect_events import (
     tool_finished,
     tool_started,
 )
-from stepengine.runtime.failfast import Group
+from stepengine.runtime.failfast import Group, StopOnFailure
 from stepengine.runtime.mail import message_in
 from stepengine.runtime.performer import Item, Performer, child_path, computed, is_repeatable, quick_item
-from stepengine.runtime.performing import NOTHING, defers
+from stepengine.runtime.performing import NOTHING
 
 if TYPE_CHECKING:
+    from stepengine.data.questions import Answer, Question
     from stepengine.data.state import AgentState
     from stepengine.machine.plan import RunPlan
-    from stepengine.runtime.tree import RunTree
 
 __all__ = ("RunTask", "drive")
 
@@ -69,6 +71,37 @@ BREATH = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
 LAST_TURN = 1.0
 """Seconds for the turn of a handler in a sandbox that is under way when its run is stopped."""
+
+
+class DrivenTree(TreeWithBackground, Protocol):
+    """A run tree as the driver sees it."""
+
+    now_ms: Callable[[], int]
+
+    @property
+    def root(self) -> RunTask:
+        """The root run."""
+
+    @property
+    def runs(self) -> dict[str, RunTask]:
+        """The runs that have not ended, by path."""
+
+    @property
+    def brake(self) -> StopOnFailure:
+        """Stops the members of groups."""
+
+    @property
+    def performer(self) -> Performer:
+        """The outermost performer."""
+
+    def compare(self, item: Item, outcome: Single) -> None:
+        """Count a call that is like the one before."""
+
+    def allow_more(self, question: Question, answer: Answer) -> None:
+        """Record what people said to a limit that asked them."""
+
+    async def hold_new(self, item: Item, *, begins: bool) -> None:
+        """Hold a new effect until every run has come to the end of its record."""
 
 
 class RunTask:
@@ -112,7 +145,7 @@ class RunTask:
         "tree",
     )
 
-    def __init__(self, tree: RunTree, plan: RunPlan, state: AgentState, path: str) -> None:
+    def __init__(self, tree: DrivenTree, plan: RunPlan, state: AgentState, path: str) -> None:
         self.tree = tree
         self.plan = plan
         self.state = state
@@ -471,7 +504,7 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     return outcome
 
 
-def _remember(tree: RunTree, effect: AskPerson, outcome: Single) -> None:
+def _remember(tree: DrivenTree, effect: AskPerson, outcome: Single) -> None:
     """Take note of what was allowed for good, and beyond a limit: here, where answers out of a record pass by like others."""
     if not isinstance(outcome, Value):
         return
@@ -484,21 +517,21 @@ def _remember(tree: RunTree, effect: AskPerson, outcome: Single) -> None:
             tree.desk.remembered.take(question, answer)
 
 
-def _take_message(tree: RunTree, item: Item, outcome: Single) -> None:
+def _take_message(tree: DrivenTree, item: Item, outcome: Single) -> None:
     """Take note that a run has a message: here, where messages out of a record pass by like others."""
     message = message_in(item, outcome)
     if message is not None:
         tree.mail.take(message)
 
 
-def _is_known(tree: RunTree, item: Item) -> bool:
+def _is_known(tree: DrivenTree, item: Item) -> bool:
     """Return whether a question asks for what was allowed for good, or is asked by another run already: then nobody is shown it."""
     if item.effect.purpose == "limit":  # type: ignore[union-attr]
         return not tree.desk.announces(item.effect.questions[0])  # type: ignore[union-attr]
     return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
 
 
-def _show_start(tree: RunTree, item: Item, kind: type[Leaf]) -> int:
+def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
     """Show that an effect of this kind begins; return when that was, by the tree's clock."""
     emit, now_ms = tree.emit, tree.now_ms
     if kind is CallModel:
@@ -515,7 +548,7 @@ def _show_start(tree: RunTree, item: Item, kind: type[Leaf]) -> int:
     return now_ms()
 
 
-def _show_end(tree: RunTree, item: Item, kind: type[Leaf], outcome: Single, began: int) -> None:
+def _show_end(tree: DrivenTree, item: Item, kind: type[Leaf], outcome: Single, began: int) -> None:
     emit, now_ms = tree.emit, tree.now_ms
     duration_ms = now_ms() - began
     if kind is CallModel:

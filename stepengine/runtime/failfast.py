@@ -21,11 +21,10 @@ from stepengine.data.state import ChildResult, RunStatus, no_longer_waiting
 from stepengine.errors import AgentError, RaceLost
 from stepengine.machine.plan import cut_body
 from stepengine.runtime.performer import IO, Item, Performer, child_path
-from stepengine.runtime.standstill import waits_of
+from stepengine.runtime.standstill import RestingTree, waits_of
 
 if TYPE_CHECKING:
     from stepengine.runtime.limits import Refusals
-    from stepengine.runtime.tree import RunTree
 
 __all__ = ("LOST", "Group", "StopOnFailure", "given_up", "has_failed")
 
@@ -98,7 +97,7 @@ class StopOnFailure:
         tree: The tree, which ends runs.
     """
 
-    def __init__(self, inner: Performer, refusals: Refusals, now: Callable[[], int], tree: RunTree) -> None:
+    def __init__(self, inner: Performer, refusals: Refusals, now: Callable[[], int], tree: RestingTree) -> None:
         self._inner = inner
         self._tree = tree
         self._refusals = refusals

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, assert_never, cast
+from typing import TYPE_CHECKING, Any, ClassVar, assert_never, cast
 
 import attrs
-from attrs import frozen
 
-from stepengine.data.alike import list_names
 from stepengine.data.effects import (
     AskPerson,
     AwaitMessage,
@@ -59,7 +57,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunStatus, no_longer_waiting, prompt_tokens
-from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
+from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.waiting import Awaited, ChildRef, Received
 from stepengine.errors import (
@@ -70,36 +68,31 @@ from stepengine.errors import (
     ModelError,
     PerformError,
     StepEngineError,
-    ToolError,
     TruncatedReply,
 )
 from stepengine.machine.plan import Finished
 from stepengine.models._stopping import note_usage, usage_when_stopped
 from stepengine.models.base import Provider, deltas_of_part, raw_of
+from stepengine.runtime.background import TreeWithBackground
 from stepengine.runtime.logs import LineLogger
 from stepengine.runtime.mail import Message, misfit_of
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
 from stepengine.runtime.retry import Retries, known_usage
+from stepengine.runtime.services import ModelProvider
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.runtime.standstill import waits_of
 from stepengine.system.guard import GUARD, PROJECT_RULES, CallGuard
-from stepengine.system.threads import ThreadPool
 from stepengine.system.workspace import WORKSPACE, Workspace
-from stepengine.tooling.context import ResourceMap, ToolContext
-from stepengine.tooling.conversion import as_result
+from stepengine.tooling.context import ToolContext
 
 if TYPE_CHECKING:
     from stepengine.data.questions import Interactor
     from stepengine.permissions import Request
-    from stepengine.runtime.tree import RunTree
 
 __all__ = (
     "NOTHING",
     "Innermost",
-    "ModelProvider",
-    "ModelRegistry",
-    "ToolSetting",
 )
 
 
@@ -124,7 +117,7 @@ class Innermost:
         retries: How failed model calls of the tree are tried again.
     """
 
-    def __init__(self, tree: RunTree, retries: Retries) -> None:
+    def __init__(self, tree: TreeWithBackground, retries: Retries) -> None:
         self._tree = tree
         self._services = tree.services
         self._retries = retries
@@ -716,23 +709,6 @@ def _because(error: PerformError, cause: BaseException) -> PerformError:
 # --- what model calls need ---------------------------------------------------------------------------------------------
 
 
-class ModelProvider(Protocol):
-    """What is needed of a provider; ``stepengine.models.Provider`` has it."""
-
-    async def complete(self, request: ModelRequest) -> ModelReply:
-        """Return the completed reply."""
-
-    def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Give deltas, last exactly one ``ReplyDone``."""
-
-
-class ModelRegistry(Protocol):
-    """What is needed of a registry without rate limits; ``stepengine.models.Models`` has it."""
-
-    def provider_for(self, model: str) -> ModelProvider:
-        """Return the provider of a model string or raise ``UnknownModel``."""
-
-
 class _StreamedChars:
     """How many characters of one reply were streamed."""
 
@@ -904,26 +880,6 @@ def _as_ours(model: str, raised: BaseException) -> StepEngineError:
 # --- what tool calls need ----------------------------------------------------------------------------------------------
 
 
-@frozen(kw_only=True)
-class ToolSetting:
-    """
-    What the tools of an engine are run with.
-
-    Attributes:
-        threads: Where sync bodies run.
-        overrides: Dependency factories that replace others.
-        workspace: Where agents work.
-        resources: Live objects by type.
-        guard: Gives what binds the files that a call touches and shows; ``None`` where no rule is about files.
-    """
-
-    threads: ThreadPool = attrs.field(factory=ThreadPool)
-    overrides: Mapping[Callable[..., Any], Callable[..., Any]] = attrs.field(factory=dict)
-    workspace: Workspace | None = None
-    resources: ResourceMap = attrs.field(factory=ResourceMap)
-    guard: Callable[[Request], CallGuard | None] | None = None
-
-
 def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
     """Return a call as rules see it."""
     from stepengine.permissions import Request  # an engine without rules does not load them
@@ -955,117 +911,12 @@ async def _await_guarded(
         GUARD.reset(token)
 
 
-def is_deferred(item: Item) -> bool:
-    """Return whether an effect is a call of a tool whose result comes from outside."""
-    effect = item.effect
-    return type(effect) is CallTool and defers(item.plan.tools.get(effect.tool_name))
-
-
-def defers(binding: ToolBinding | None) -> bool:
-    """Return whether the results of a tool come from outside."""
-    runs = None if binding is None else binding.runs
-    return isinstance(runs, Ordinary) and getattr(runs.tool, "deferred", False)
-
-
-class Deferred:
-    """
-    The calls of one run tree whose results come from outside.
-
-    Attributes:
-        expected: Those that take theirs now, by path and id, each with its number and what waits for it.
-    """
-
-    def __init__(self) -> None:
-        self.expected: dict[tuple[str, str], tuple[int, asyncio.Future[ToolResult]]] = {}
-        self._waiting: set[tuple[str, str]] = set()
-        self._early: dict[tuple[str, int], object] = {}
-        self._settled: set[tuple[str, int]] = set()
-
-    def expect(self, item: Item) -> asyncio.Future[ToolResult]:
-        """Take the result of a call from now on, and return what waits for it; it may come before the body has returned."""
-        key = item.path, cast("CallTool", item.effect).tool_call_id
-        known = self.expected.get(key)
-        if known is None:
-            known = self.expected[key] = item.effect.seq, asyncio.get_running_loop().create_future()
-            place = item.path, item.effect.seq
-            if place in self._early:
-                self.settle(place, self._early.pop(place))
-        return known[1]
-
-    def waits(self, item: Item) -> None:
-        """Take note that the body of a call has returned, so that nothing of it is under way here."""
-        self._waiting.add((item.path, cast("CallTool", item.effect).tool_call_id))
-
-    def is_waiting(self, item: Item) -> bool:
-        """Return whether a call only waits for its result."""
-        return bool(self._waiting) and (item.path, getattr(item.effect, "tool_call_id", "")) in self._waiting
-
-    def forget(self, item: Item) -> None:
-        """Take no result of a call any more; may be called twice."""
-        key = item.path, cast("CallTool", item.effect).tool_call_id
-        self.expected.pop(key, None)
-        self._waiting.discard(key)
-
-    def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
-        """
-        Give a waiting call its result; may be called from any thread.
-
-        Raises:
-            ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
-        """
-        future = self._find_waiting(call_id, path)[1]
-        future.get_loop().call_soon_threadsafe(_deliver, future, as_result(result))
-
-    def place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
-        """
-        Return the effect of a waiting call: the path of its run, and its number there; may be called from any thread.
-
-        Raises:
-            ToolError: as ``deliver``.
-        """
-        return self._find_waiting(call_id, path)[0]
-
-    def settle(self, place: tuple[str, int], result: object) -> None:
-        """
-        Give the effect at a place its result, now or as soon as it waits, and only once; in the event loop of the tree.
-
-        A letter may be there before its call is, where a run goes on, and may be read more than once.
-        """
-        if place in self._settled:
-            return
-        waiting = [future for key, (seq, future) in self.expected.items() if (key[0], seq) == place]
-        if not waiting:
-            self._early[place] = result
-            return
-        self._settled.add(place)
-        _deliver(waiting[0], as_result(result))
-
-    def _find_waiting(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
-        waiting = {key: entry for key, entry in list(self.expected.items()) if not entry[1].done()}
-        found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
-        # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's
-        # result to somebody else.
-        if len(found) != 1:
-            listed = list_names([f"{key[1]!r} at path {key[0]!r}" for key in waiting])
-            which = f"{call_id!r}" if path is None else f"{call_id!r} at path {path!r}"
-            what = "waits for its result" if not found else "is one call: several wait, and path= says which"
-            msg = f"no call {which} {what}; waiting are: {listed}"
-            raise ToolError(msg)
-        seq, future = waiting[found[0]]
-        return (found[0][0], seq), future
-
-
-def _deliver(future: asyncio.Future[ToolResult], result: ToolResult) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
 class _Unmade:
     """A tool context that is made when somebody looks at it: most bodies never do, and making one costs microseconds."""
 
     __slots__ = ("_effect", "_item", "_made", "_tree")
 
-    def __init__(self, item: Item, effect: CallTool, tree: RunTree) -> None:
+    def __init__(self, item: Item, effect: CallTool, tree: TreeWithBackground) -> None:
         self._item = item
         self._effect = effect
         self._tree = tree
@@ -1077,7 +928,7 @@ class _Unmade:
         return getattr(self._made, name)
 
 
-def _context(item: Item, effect: CallTool, tree: RunTree) -> ToolContext:
+def _context(item: Item, effect: CallTool, tree: TreeWithBackground) -> ToolContext:
     plan, setting = item.plan, tree.services.tools
     state, agent, info = effect.state(), plan.definition, plan.info
     voice, keep = _Voice(item, effect, tree), tree.services.keep_write
@@ -1112,7 +963,7 @@ def _context(item: Item, effect: CallTool, tree: RunTree) -> ToolContext:
     )
 
 
-def _remaining(item: Item, effect: CallTool, state: AgentState, tree: RunTree) -> int | None:
+def _remaining(item: Item, effect: CallTool, state: AgentState, tree: TreeWithBackground) -> int | None:
     """Return how many tokens of context are left; only a run that called its model has the model's data looked up."""
     plan = item.plan
     window = plan.context_window
@@ -1126,7 +977,7 @@ class _Voice(LineLogger):
 
     __slots__ = ("_effect", "_item", "_tree")
 
-    def __init__(self, item: Item, effect: CallTool, tree: RunTree) -> None:
+    def __init__(self, item: Item, effect: CallTool, tree: TreeWithBackground) -> None:
         self._item = item
         self._effect = effect
         self._tree = tree

@@ -13,18 +13,15 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from stepengine.data.effects import RUNS, AskPerson, AwaitMessage, AwaitRuns, AwaitTime, Leaf, Spawn
 from stepengine.data.waiting import Waits
 from stepengine.errors import AgentError
 from stepengine.runtime.performer import Item, child_path
+from stepengine.runtime.tree_protocols import Run, Tree
 
-if TYPE_CHECKING:
-    from stepengine.runtime.driver import RunTask
-    from stepengine.runtime.tree import RunTree
-
-__all__ = ("Standstill", "waits_of")
+__all__ = ("RestingTree", "Standstill", "waits_of")
 
 
 def waits_of(item: Item) -> tuple[Waits, ...]:
@@ -75,7 +72,7 @@ class Standstill:
         waits: What the tree was suspended for, by address, once it was.
     """
 
-    def __init__(self, tree: RunTree) -> None:
+    def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self.parked: dict[tuple[str, int], _ParkedWait] = {}
         self.held: dict[tuple[str, int], asyncio.Future[None]] = {}
@@ -184,7 +181,7 @@ class Standstill:
             return self._rests(run)
         return self._is_parked((path, -1)) or not self._tree.background.is_at_work(path)
 
-    def _rests(self, run: RunTask) -> bool:
+    def _rests(self, run: Run) -> bool:
         """Return whether a run only waits; one that has ended itself may wait for its children in the background to end."""
         if run.is_ending:
             return self._tree.background.is_used_by(run.path)
@@ -210,6 +207,14 @@ class Standstill:
     def _is_parked(self, address: tuple[str, int]) -> bool:
         parked = self.parked.get(address)
         return parked is not None and not any(event.done() for event in (parked.over, *parked.events))
+
+
+class RestingTree(Tree, Protocol):
+    """A run tree with what its runs wait for."""
+
+    @property
+    def standstill(self) -> Standstill:
+        """The waits of its runs."""
 
 
 def _no_sender(wait: Waits) -> AgentError:

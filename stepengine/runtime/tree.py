@@ -8,131 +8,47 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import attrs
-from attrs import frozen
 
 from stepengine.data.ceilings import ceiling_of
-from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, PhaseChanged, RunFailed
 from stepengine.data.json import thaw
 from stepengine.data.messages import UserMessage
-from stepengine.data.outcomes import Begun, Failure, Outcome, Single, Stop
-from stepengine.data.questions import Answer, AnswerLike, Interactor, Question
+from stepengine.data.outcomes import Begun, Failure, Single, Stop
+from stepengine.data.questions import Answer, AnswerLike, Question
 from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
 from stepengine.data.usage import Usage
 from stepengine.data.waiting import Waits
 from stepengine.errors import AgentError, AnswerRejected, LimitExceeded, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import is_callers
-from stepengine.runtime.asking import OpenQuestions, Remembered
+from stepengine.runtime.asking import OpenQuestions
 from stepengine.runtime.background import BackgroundChildren
-from stepengine.runtime.clock import Clock, SystemClock
+from stepengine.runtime.deferred_calls import Deferred
 from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import StopOnFailure
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, Repeats, SpendingLedger, UsageMeter
-from stepengine.runtime.mail import Mail, Message, PostBox, answer_in
-from stepengine.runtime.performer import Item, Middleware, Performer
-from stepengine.runtime.performing import NOTHING, Deferred, Innermost, ModelRegistry, ToolSetting
-from stepengine.runtime.prices import Prices, Pricing
-from stepengine.runtime.rates import Rates
-from stepengine.runtime.retry import Retries, RetryPolicy
+from stepengine.runtime.mail import Mail, Message, answer_in
+from stepengine.runtime.performer import Item, Performer
+from stepengine.runtime.performing import NOTHING, Innermost
+from stepengine.runtime.prices import Prices
+from stepengine.runtime.retry import Retries
+from stepengine.runtime.services import Services
 from stepengine.runtime.standstill import Standstill, waits_of
 from stepengine.runtime.watchdog import Watchdog
 from stepengine.tooling.context import Belongings
 
-if TYPE_CHECKING:
-    from stepengine.system.writes import FileWrite
-
-__all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services")
+__all__ = ("RunTree",)
 
 # A letter comes from somebody who does not hold the run and cannot press again, so what is under way gets a chance to
 # be no doubt later. Whoever holds the run says how long.
 GRACE = 5.0
 """Seconds that effects which cannot simply happen again have to come to their end when a letter cancels their run."""
-MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
-"""Makes the machine of a run; ``stepengine.machine.run_agent`` is one."""
-ChildPlanner = Callable[[RunPlan, Any, str], tuple[RunPlan, AgentState]]
-"""Gives what the child at a path is started with that the run of a plan asks for, or raises why it must not start."""
-
-
-def _no_children(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
-    # A tree without an engine, as in tests of performers: to ask for a child there is an error that says so, and no
-    # AttributeError.
-    msg = f"agent {effect.agent_id!r} is not known here; nothing was started at {path!r}"
-    raise StepEngineError(msg)
-
-
-def _no_window(_: str) -> int | None:
-    return None
-
-
-class Level(Protocol):
-    """What is recorded of a tree that goes on at several places at once."""
-
-    def has_begun(self, item: Item) -> bool:
-        """Return whether an effect was begun, or never will be."""
-
-    def has_outcome(self, item: Item) -> bool:
-        """Return whether nothing new has to happen for an effect; when it starts a run, the effects of that run are asked about one by one."""
-
-
-@frozen(kw_only=True, weakref_slot=False)
-class Services:
-    """
-    What an engine lends to the trees of its runs.
-
-    Attributes:
-        machine: Makes the machine of a run.
-        models: Where providers come from.
-        tools: What tools are run with.
-        pricing: What replies cost; ``None`` for nothing but what providers say.
-        window: Gives a model's context length in tokens, when known.
-        planner: Turns a ``Spawn`` into what its child is started with, or raises why it must not start.
-        interactor: Somebody who answers questions in process.
-        remembered: What people allowed for good in the conversation; by default the run tree stands alone.
-        retry: How model calls are tried again.
-        rates: How often providers are asked; ``None`` for no limits.
-        seed: What is random while effects are performed depends on it; by default on the run's id.
-        clock: Time and sleep.
-        middlewares: What wraps the innermost performer of every tree, from the inside out: recorders and the like.
-        outermost: What wraps everything else.
-        keep_write: Takes the address of a call and what is needed to undo a write of it; ``None`` where nobody keeps that.
-        sleep_in_process: Seconds up to which a wait for a time is none for which a tree is suspended.
-        since: What time it was for the run when this process took over, in milliseconds since the root was created; ``None``
-            where its times are made up.
-        resumable: Whether somebody can resume a tree that is suspended, because it is recorded.
-        wakes_now: Whether sleeps that are recorded are over at once, whatever time it is.
-        mail: What keeps the messages that were sent to its runs; ``None`` for this process alone.
-        record: Says what is in the record of a tree that goes on at several places at once: nothing else begins before all of its
-            runs have come to the end of what is. ``None`` for any other tree.
-    """
-
-    machine: MachineMaker
-    models: ModelRegistry
-    tools: ToolSetting = attrs.field(factory=ToolSetting)
-    pricing: Pricing | None = None
-    window: Callable[[str], int | None] = _no_window
-    planner: ChildPlanner = _no_children
-    interactor: Interactor | None = None
-    remembered: Remembered | None = None
-    retry: RetryPolicy = attrs.field(factory=RetryPolicy)
-    rates: Rates | None = None
-    seed: str = ""
-    clock: Clock = attrs.field(factory=SystemClock)
-    middlewares: Sequence[Middleware] = ()
-    outermost: Sequence[Middleware] = ()
-    keep_write: Callable[[str, int, FileWrite], None] | None = None
-    sleep_in_process: float = 60.0
-    since: int | None = 0
-    resumable: bool = False
-    wakes_now: bool = False
-    mail: PostBox | None = None
-    record: Level | None = None
 
 
 class _Wrapping(NamedTuple):

@@ -24,7 +24,7 @@ from stepengine.runtime.performing import Innermost
 from stepengine.system.after_fork import Lock, renews
 
 if TYPE_CHECKING:
-    from stepengine.runtime.tree import RunTree
+    from stepengine.runtime.tree_protocols import Tree
 
 __all__ = ("Watchdog",)
 
@@ -62,7 +62,7 @@ class Watchdog:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread = threading.get_ident()
-        self._trees: set[RunTree] = set()
+        self._trees: set[Tree] = set()
         self._reported = ""
         # The first question is asked here, so that nothing is missed that the first run does at once.
         self._asked = time.monotonic()
@@ -76,12 +76,12 @@ class Watchdog:
         known = _watchdogs.get(loop)
         return cls(loop) if known is None else known
 
-    def enter(self, tree: RunTree) -> None:
+    def enter(self, tree: Tree) -> None:
         """Watch while *tree* runs."""
         self._trees.add(tree)
         _keep(self._loop, self)
 
-    def leave(self, tree: RunTree) -> None:
+    def leave(self, tree: Tree) -> None:
         """Stop watching for *tree*; it is still told of a block that was its last act."""
         self._trees.discard(tree)
         if self._reported:

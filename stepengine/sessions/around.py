@@ -17,7 +17,8 @@ import attrs
 from attrs import frozen
 
 from stepengine.data import codec
-from stepengine.data.hooks import Change, HookContext, Hooks
+from stepengine.data.definition import HookContext
+from stepengine.data.hooks import Change, Hooks
 from stepengine.data.messages import AssistantMessage
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.transcript import Transcript

@@ -15,21 +15,16 @@ import contextvars
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from attrs import frozen
 
 from stepengine.system.path_rules import possible_paths
 
-if TYPE_CHECKING:
-    from stepengine.system.argv import Argv
-    from stepengine.system.root import Root
-
 __all__ = (
     "GUARD",
     "PROJECT_RULES",
     "CallGuard",
-    "CommandGuard",
     "FileGuard",
     "file_guard",
     "left_out",
@@ -42,12 +37,6 @@ Takes the real place of a tool's root, and a file's place below it, links resolv
 end of a sentence that begins with its path; ``""`` when it is not.
 """
 
-CommandGuard: TypeAlias = "Callable[[Root, Sequence[str], Argv], Argv]"
-"""
-Takes the root of a tool, the place of the working folder below it, and a command. Returns what is run in its place; raises
-``ToolError`` for a command whose words lead to what it must not show.
-"""
-
 
 @frozen(kw_only=True)
 class CallGuard:
@@ -56,12 +45,10 @@ class CallGuard:
 
     Attributes:
         file: Judges single files; ``None`` where no rule is about files.
-        command: Confines a command that is allowed because it only looks; ``None`` for other calls.
         named: The paths that the tool says the call is about; empty where it does not say.
     """
 
     file: FileGuard | None = None
-    command: CommandGuard | None = None
     named: tuple[str, ...] = ()
 
     def refusal(self, folder: Path | None, *, is_here: bool = True) -> str:

@@ -13,8 +13,8 @@ from stepengine.data.json import freeze
 from stepengine.data.messages import AssistantMessage, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.questions import Question, answered
-from stepengine.data.state import AgentState, ChildResult, RunStatus
-from stepengine.data.waiting import ChildRef, Waited
+from stepengine.data.state import AgentState, ChildResult, RunStatus, Waited
+from stepengine.data.waiting import ChildRef
 from stepengine.data.yields import (
     YIELDS,
     AgentCall,

@@ -56,7 +56,7 @@ from stepengine.machine.signals import is_callers
 from stepengine.models.scripted import Failing
 from stepengine.runtime.failfast import given_up, has_failed
 from stepengine.runtime.performer import Item, child_path, computed, is_repeatable
-from stepengine.runtime.tree import Services
+from stepengine.runtime.services import Services
 from stepengine.testing.backstage import Backstage, Letters
 from stepengine.testing.budgets import Budgets, Passing, at_once
 from stepengine.testing.faults import Drawn, Fault, Given, faulty, turned

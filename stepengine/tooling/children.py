@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeAlias
 from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolResult
-from stepengine.data.state import ChildResult
+from stepengine.data.state import ChildResult, Waited
 from stepengine.data.tools import Driving, ToolAnnotations, ToolSpec
-from stepengine.data.waiting import ChildRef, Waited
+from stepengine.data.waiting import ChildRef
 from stepengine.data.yields import AgentCall, Cancel, Send, Sleep, Start, Wait
 from stepengine.errors import StepEngineError
 from stepengine.tooling.control import checked

@@ -19,7 +19,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.questions import Answer, Interactor, Question, checked_interactor
 from stepengine.data.schemas import nest_schema
 from stepengine.data.tools import Action, Asking, Control, Runs, ToolAnnotations, ToolBinding, ToolSpec, Validated
-from stepengine.data.wire import from_dicts
+from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, TranscriptError
 from stepengine.machine.control import HANDLER_ONLY
 from stepengine.tooling.definition import Tool
@@ -156,7 +156,7 @@ def checked(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]
 
 def _message_issues(value: JsonDict) -> Iterator[str]:
     try:
-        from_dicts(value["messages"])
+        Transcript.from_dicts(value["messages"])
     except (TranscriptError, DataError) as error:
         yield f"messages: {error.message}"
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
-from stepengine.data.tools import timed_out
+from stepengine.data.tools import ToolSpec, timed_out
 from stepengine.errors import ToolError, UnknownOutcome
 from stepengine.system.threads import ThreadPool
 from stepengine.tooling.context import ToolContext
@@ -25,14 +25,22 @@ from stepengine.tooling.signatures import FunctionBody
 from stepengine.tooling.worker import OnLoop, context_for_thread
 
 # asyncio is imported where something runs: loading it takes as long as all that `from stepengine import tool` needs beside it.
-if TYPE_CHECKING:
-    from stepengine.tooling.definition import Tool
 
-__all__ = ("bound_body", "execute")
+__all__ = ("ToolWithBody", "bound_body", "execute")
 
 TOOL_SECONDS = 120.0
 RETRY_WAIT_SECONDS = 0.1
 RETRY_WAIT_SECONDS_MAX = 5.0
+
+
+class ToolWithBody(Protocol):
+    """What is needed of a ``stepengine.Tool`` to run its body."""
+
+    spec: ToolSpec
+    body: FunctionBody
+    in_thread: bool
+    runs_inline: bool
+    returns: str | None
 
 
 class Raised:
@@ -45,7 +53,9 @@ class Raised:
         self.timeout = timeout
 
 
-async def execute(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> ToolResult:
+async def execute(
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+) -> ToolResult:
     """Run the body, again as often as the tool allows when it fails, longer and longer waits between; return its result."""
     body, spec = tool.body, tool.spec
     tries = spec.retries
@@ -81,7 +91,9 @@ def _misnamed(tool_name: str, returns: str) -> str:
     )
 
 
-async def _run_body_once(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> Any:
+async def _run_body_once(
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+) -> Any:
     """Run the body once, and end what it leaves behind."""
     mark = Mark()
     try:
@@ -155,7 +167,7 @@ def _is_cancellation(error: BaseException) -> bool:
 
 
 def _outcome(
-    tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
 ) -> Coroutine[Any, Any, Any]:
     """Return the coroutine that runs the body where it belongs."""
     body = tool.body
@@ -197,7 +209,7 @@ async def _on_loop(work: Callable[[], Awaitable[object]], limit: float | None) -
 
 
 async def _with_thread(
-    tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, limit: float | None
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, limit: float | None
 ) -> Any:
     """Run what is synchronous in a thread: all of it in one go when nothing has to run on the loop."""
     import asyncio

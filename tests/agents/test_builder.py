@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from stepengine import Engine, RunStatus, load_agent
+from stepengine.drafts import EXAMPLE, Example, agent_file_rules, checked_agents
 from stepengine.errors import InputError
-from stepengine.programs import Example, MontySandbox, agent_file_rules, checked_agents, running
-from stepengine.programs.drafts import EXAMPLE
+from stepengine.programs import MontySandbox, running
 from stepengine.programs.rewriting import KNOWN
 from stepengine.testing import ScriptedModel, tool_call
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stepengine.data.definition import AgentDefinition
-from stepengine.data.hooks import HookContext
+from stepengine.data.definition import AgentDefinition, HookContext
 from stepengine.data.messages import (
     AssistantMessage,
     ImagePart,

@@ -38,10 +38,11 @@ from stepengine.data.messages import (
     UserMessage,
 )
 from stepengine.data.models import ModelReply
+from stepengine.data.object_codec import StoredType
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
 from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
-from stepengine.data.stored import STORED_TYPES, StoredType
+from stepengine.data.stored import STORED_TYPES
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage

@@ -16,7 +16,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stepengine.data.codec import from_json, to_json
-from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks, StepContext
+from stepengine.data.definition import HookContext
+from stepengine.data.hooks import HOOK_POINTS, Change, Hooks, StepContext
 from stepengine.data.json import JsonDict, JsonList
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import (

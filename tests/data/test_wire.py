@@ -219,7 +219,7 @@ def test_a_history_that_cannot_be_read_says_where(messages: list[Any], path: str
 @pytest.mark.parametrize("messages", [DICTS[:2], DICTS[2:3], [to_json(Usage()) | {"type": "usage"}]])
 def test_a_foreign_history_that_does_not_pair_is_refused(messages: list[Any]) -> None:
     with pytest.raises((TranscriptError, DataError)):
-        read_history(messages)
+        AgentState.from_dicts(messages)
 
 
 @given(st.data())
@@ -234,11 +234,11 @@ def test_a_broken_foreign_history_is_one_of_our_errors(data: st.DataObject) -> N
         node = node[key]
 
     try:
-        history = read_history(dicts)
+        history = AgentState.from_dicts(dicts).message_history
     except (DataError, TranscriptError) as error:
         assert error.message  # noqa: PT017
     else:
-        assert history.transcript == Transcript(list(history.transcript))
+        assert history == Transcript(list(history))
 
 
 CALLS: list[dict[str, Any]] = [
@@ -338,7 +338,7 @@ def test_what_is_neither_form_is_refused_by_name_and_never_dropped(messages: lis
 def test_arguments_that_are_nested_beyond_all_measure_are_kept_as_text() -> None:
     history = called(id="t1", function={"name": "add", "arguments": '{"a":' * 100_000})
     history.append({"role": "tool", "tool_call_id": "t1", "content": ""})
-    (call,) = read_history(history).transcript[1].tool_calls
+    (call,) = read_history(history).messages[1].tool_calls
 
     assert (100_000 * 5, {}) == (len(call.raw_input), call.input)
 

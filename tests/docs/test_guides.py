@@ -56,7 +56,7 @@ BLOCKS = [(name, number, block) for name in NAMES for number, block in enumerate
 @pytest.mark.parametrize(
     ("name", "block"),
     [
-        pytest.param(name, block, marks=[WORKERS] if "code_mode" in block.text or "sandboxed" in block.text else [])
+        pytest.param(name, block, marks=[WORKERS] if any(word in block.text for word in ("code_mode", "sandboxed", "agents_of_source")) else [])
         for name, _, block in BLOCKS
         if block.kind == "python"
     ],

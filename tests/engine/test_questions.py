@@ -10,7 +10,7 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, Answer, Ask, Engine, Hooks, Parallel, RunStatus, tool
 from stepengine.data.codec import from_json, to_json
-from stepengine.data.hooks import HookContext
+from stepengine.data.definition import HookContext
 from stepengine.data.questions import Decision
 from stepengine.errors import AnswerRejected, BadYield, DefinitionError, PerformError
 from stepengine.events import QuestionAsked

@@ -25,8 +25,8 @@ from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.questions import doubts, waiting_calls
 from stepengine.journal.sleeping import first_unread
+from stepengine.runtime.deferred_calls import Deferred
 from stepengine.runtime.mail import result_message
-from stepengine.runtime.performing import Deferred
 
 SECONDS = 30
 BEGUN: list[str] = []

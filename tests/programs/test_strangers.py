@@ -19,7 +19,7 @@ from stepengine.data.limits import Limits
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal
 from stepengine.programs.rewriting import rewritten
-from stepengine.programs.strangers import OwnLimits, load_file, sandboxed
+from stepengine.programs.strangers import OwnLimits, agents_of_source, load_file, sandboxed
 from stepengine.testing import Clock, ScriptedModel, Walk, tool_call
 from tests.e2e.bundled import ROOT, recorder
 from tests.examples.test_from_codebuff import ports
@@ -414,7 +414,7 @@ agent = AgentDefinition("a", model="t/m", output_mode="structured_output", tools
 
 @pytest.mark.spec("generator-contract:G22")
 def test_a_sandboxed_handler_is_told_the_output_of_its_turn():
-    agent = AgentDefinition.from_source(OUTPUTS, sandboxed=True)
+    (agent,) = agents_of_source(OUTPUTS)
     replies = [tool_call("set_output", {"number": "A1"}), "no"]
     with Engine([agent], models=ScriptedModel(replies)) as engine:
         assert engine.run_sync(agent, "go").output == {"seen": [[{"number": "A1"}] * 2, [None, {"number": "A1"}]]}

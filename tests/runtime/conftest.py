@@ -20,7 +20,7 @@ from stepengine.data.yields import STEP
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime import Hub, RetryPolicy, RunTree, Services
 from stepengine.runtime.hub import Watcher
-from stepengine.runtime.performing import ToolSetting
+from stepengine.runtime.services import ToolSetting
 from stepengine.system.threads import ThreadPool
 
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pydantic
 import pytest
 
-from stepengine.data.state import ChildResult, RunStatus
-from stepengine.data.waiting import ChildRef, Waited
+from stepengine.data.state import ChildResult, RunStatus, Waited
+from stepengine.data.waiting import ChildRef
 from stepengine.data.yields import (
     AgentCall,
     Cancel,

@@ -16,6 +16,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls
 from stepengine.system.argv import Argv, Script, parse_command
 from stepengine.system.calls import Fd
+from stepengine.system.command_guard import CommandGuard
 from stepengine.system.environment import NAMES_BYTES, READ_SECONDS, CommandEnvironment, Private, looking
 from stepengine.system.guard import GUARD
 from stepengine.system.paths import display
@@ -179,11 +180,11 @@ class Shell:
             ToolError: when it would show what it must not.
         """
         guard = GUARD.get()
-        if guard is None or guard.command is None or isinstance(command, Script):
+        if not isinstance(guard, CommandGuard) or isinstance(command, Script):
             return command
         opened = self.root.open_folder(cwd or ".")
         calls.close(opened.fd)
-        return guard.command(self.root, opened.parts, command)
+        return guard.confine(self.root, opened.parts, command)
 
     def seconds(self, asked: float) -> float | None:
         """Return how long a command may take when *asked* seconds were asked for."""

@@ -1,0 +1,559 @@
+"""
+The codec of stored objects, for any closed list of their classes.
+
+It is driven by the annotations of the classes. A stored object is a JSON object with the member ``"type"``, its tag, and one member
+per field that differs from its default. Storing and loading are strict: an unknown type, an unknown field or a wrong value is a
+``DataError`` that says where. Nothing that is loaded can run code.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import attrs
+
+from stepengine import errors
+from stepengine.data.alike import list_names
+from stepengine.data.faults import fault, shown, within
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
+from stepengine.errors import DataError, StepEngineError
+
+__all__ = ("FORMAT", "ObjectCodec", "StoredType")
+
+FORMAT = 1
+"""The version of the stored form; a newer one is refused."""
+
+
+class StoredType(NamedTuple):
+    """
+    One row of the table.
+
+    Attributes:
+        tag: The value of the member ``"type"``.
+        cls: The class.
+        members: The stored fields in order, separated by spaces, as ``field`` or ``field:member``.
+        items: Of a class that is a sequence: the classes of what it holds, which is its one member.
+        make: Makes a value of its stored fields, where that is not the class itself.
+    """
+
+    tag: str
+    cls: type[Any]
+    members: str
+    items: tuple[type[Any], ...] = ()
+    make: Callable[..., Any] | None = None
+
+    def names(self) -> dict[str, str]:
+        """Return the member of each field."""
+        pairs = [pair.partition(":") for pair in self.members.split()]
+        return {field: member or field for field, _, member in pairs}
+
+
+class _Codec(NamedTuple):
+    """Two functions that raise ``DataError``: a value to JSON, and JSON to a value."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+class _Member(NamedTuple):
+    """A field of a stored class: its name, its codec, and its default."""
+
+    field: str
+    codec: _Codec
+    default: Any
+    computed: Callable[[Any], Any] | None = None
+
+    @property
+    def has_default(self) -> bool:
+        """Whether the field may be left out."""
+        return self.computed is not None or self.default is not attrs.NOTHING
+
+
+class _Shape(NamedTuple):
+    """
+    The parts of a stored class.
+
+    Attributes:
+        tag: Its tag.
+        members: Its fields, by the name of the member.
+        required: The members without a default.
+        is_sequence: Whether its one member is what it holds.
+    """
+
+    tag: str
+    members: Mapping[str, _Member]
+    required: tuple[str, ...]
+    is_sequence: bool
+
+
+class ObjectCodec:
+    """
+    Stores and loads the objects of some classes.
+
+    Args:
+        rows: The classes.
+
+    Attributes:
+        stored: The classes by their tags.
+    """
+
+    # A closed list, and no class path in what is stored: a record that could name any class would decide what is imported
+    # and run where it is read, as one serialiser did that fell back to calling what the record names (CVE-2025-64439).
+    def __init__(self, rows: Sequence[StoredType]) -> None:
+        self.stored: Mapping[str, type[Any]] = types.MappingProxyType({row.tag: row.cls for row in rows})
+        self._rows = {row.cls: row for row in rows}
+        self._shapes: dict[type[Any], _Shape] = {}
+        self._any = _Codec(self._encode_any, self._decode_any)
+        self._items = _sequence(self._objects((object,)))
+
+    def is_stored(self, cls: object) -> bool:
+        """Return whether instances of a class can be stored."""
+        return cls in self._rows
+
+    def tag_of(self, cls: type[Any]) -> str:
+        """Return the tag of a class."""
+        return self._rows[cls].tag
+
+    # With the version of the form, for whatever is kept by itself (sessions, definitions). Values inside of a journal have
+    # that of their journal, once.
+    def to_json(self, value: Any) -> dict[str, Any]:
+        """
+        Return *value*, an instance of one of the classes, as a JSON object with the format's version.
+
+        Raises:
+            DataError: when *value* or something in it cannot be stored, naming the place.
+        """
+        return {"stepengine": FORMAT, **self.bare(value)}
+
+    def bare(self, value: object) -> dict[str, Any]:
+        """Return *value* as ``to_json`` does, without the format's version: for what says it once for many values."""
+        try:
+            return self._encode_object(value)
+        except RecursionError:
+            msg = "nested too deeply to be stored"
+            raise fault(msg) from None
+
+    def bare_any(self, value: object) -> object:
+        """Return what ``restored_any`` reads: a stored value as ``bare`` does, several of them, or JSON."""
+        try:
+            return self._encode_any(value)
+        except RecursionError:
+            msg = "nested too deeply to be stored"
+            raise fault(msg) from None
+
+    def from_json(self, data: object) -> Any:
+        """
+        Return the value that ``to_json`` stored in *data*.
+
+        Raises:
+            DataError: for a newer format, an unknown type or field, or a value that does not fit, naming the place.
+        """
+        if not isinstance(data, Mapping) or "stepengine" not in data:
+            msg = "not a stored stepengine value: there is no member 'stepengine' with the format's version"
+            raise fault(msg)
+        version = data["stepengine"]
+        if type(version) is not int or version != FORMAT:
+            raise within(
+                fault(f"this version of stepengine reads format {FORMAT}, not {shown(version)}"), ".stepengine"
+            )
+        return self.restored({k: v for k, v in data.items() if k != "stepengine"})
+
+    def restored(self, data: object) -> Any:
+        """
+        Return the value that ``bare`` stored in *data*.
+
+        Raises:
+            DataError: as ``from_json``.
+        """
+        return _read(data, self._decode_object)
+
+    def restored_any(self, data: object) -> Any:
+        """
+        Return the value of a member that may hold any stored value, or JSON.
+
+        Raises:
+            DataError: as ``from_json``.
+        """
+        return _read(data, self._decode_any)
+
+    def _encode_object(self, value: Any) -> dict[str, object]:
+        cls = type(value)
+        shape = self._shapes.get(cls) or self._shape(cls)
+        data: dict[str, object] = {"type": shape.tag}
+        name = ""
+        try:
+            if shape.is_sequence:
+                (name,) = shape.required
+                data[name] = shape.members[name].codec.encode(value[:])
+                return data
+            for name, (field, codec, default, computed) in shape.members.items():
+                item = getattr(value, field)
+                usual = default if computed is None else computed(value)
+                if item is not usual and item != usual:
+                    data[name] = codec.encode(item)
+        except DataError as error:
+            raise within(error, f".{name}") from None
+        return data
+
+    # What is allowed here is narrower than what can be stored: a member that holds a message must not come back as an
+    # error, although both are known types.
+    def _decode_object(self, data: object, allowed: tuple[type[object], ...] = (object,)) -> object:
+        tag = data.get("type") if isinstance(data, (dict, Mapping)) else None
+        if not isinstance(tag, str):
+            msg = f"expected an object with a 'type', not {shown(data)}"
+            raise fault(msg)
+        cls = self.stored.get(tag)
+        if cls is None or not issubclass(cls, allowed):
+            known = (
+                ""
+                if allowed == (object,)
+                else f"; it can be {list_names([self._name(c) for c in allowed], tag, quoted=True)}"
+            )
+            msg = f"unknown type {shown(tag)}{known}"
+            raise fault(msg)
+        return self._decode_members(data, cls, self._shapes.get(cls) or self._shape(cls))
+
+    def _decode_members(self, data: Any, cls: type[object], shape: _Shape) -> object:
+        members, values = shape.members, dict[str, Any]()
+        for name, item in data.items():
+            if name == "type":
+                continue
+            member = members.get(name)
+            if member is None:
+                raise within(
+                    fault(
+                        f"unknown member of {shape.tag!r}, which has {list_names(sorted(members), name, quoted=True)}"
+                    ),
+                    f".{name}",
+                )
+            try:
+                values[member.field] = member.codec.decode(item)
+            except DataError as error:
+                raise within(error, f".{name}") from None
+        for name in shape.required:
+            if name not in data:
+                raise within(fault(f"{shape.tag!r} needs this member"), f".{name}")
+        return _make(self._rows[cls], values)
+
+    # Made when a class is first stored or read, and not for all of them on import: hints have to be evaluated for it, which
+    # would be felt in every `import stepengine`. What is wrong is told by `fault`, whose path begins at `$`; each level on
+    # the way out puts its own step before it (`within`), so nobody has to carry a path on the way in.
+    def _shape(self, cls: type[object]) -> _Shape:
+        """Find out what a class is made of, once."""
+        if not self.is_stored(cls):
+            msg = f"a {cls.__name__} cannot be stored"
+            raise fault(msg)
+        made = self._shapes[cls] = _shape_of(self._rows[cls], self._members(cls))
+        return made
+
+    def _members(self, cls: type[Any]) -> list[_Member]:
+        row = self._rows[cls]
+        if row.items:
+            return [_Member(row.members, _sequence(self._objects(row.items)), attrs.NOTHING)]
+        return self._members_of_error(cls) if issubclass(cls, StepEngineError) else self._members_of_attrs(cls)
+
+    # By its default, made or given, a field is left out when it is stored: a state has forty fields, of which few say
+    # anything. A field that is marked as not stored is one of this process, such as a function.
+    def _members_of_attrs(self, cls: type[Any]) -> list[_Member]:
+        hints = get_type_hints(cls, localns=_NAMES)
+        members = []
+        for field in attrs.fields(cls):
+            if not field.init or not field.metadata.get("stored", True):
+                continue
+            default, computed = field.default, None
+            if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+                default, computed = (None, default.factory) if default.takes_self else (default.factory(), None)
+            codec = _ENDLESS if field.metadata.get("endless") else self._codec(hints[field.name])
+            members.append(_Member(field.name, codec, default, computed))
+        return members
+
+    def _members_of_error(self, cls: type[StepEngineError]) -> list[_Member]:
+        hints = get_type_hints(cls.__init__, globalns=vars(errors))
+        parameters = inspect.signature(cls).parameters
+        return [_Member(f, self._codec(hints[f]), parameters[f].default) for f in ("message", *cls.fields)]
+
+    # From annotations, so that the stored form cannot drift from the class: a list of fields by hand would forget the next
+    # one, and a field that is not stored is lost at the first resume.
+    def _codec(self, hint: Any) -> _Codec:
+        """Return the codec of an annotation."""
+        origin = get_origin(hint) or hint
+        arguments = get_args(hint)
+        if hint in _SCALARS:
+            return _SCALARS[hint]
+        if hint is _Raw or isinstance(hint, TypeVar):
+            return _RAW
+        if hint is Any:
+            return self._any
+        if origin is Literal:
+            return _literal(arguments)
+        if origin in (Union, types.UnionType):
+            return self._union(arguments)
+        return self._codec_of_class(origin, arguments)
+
+    def _codec_of_class(self, cls: type[object], arguments: tuple[object, ...]) -> _Codec:
+        if issubclass(cls, Mapping):
+            return _mapping(self._codec(arguments[1]))
+        if cls is tuple or cls is Sequence:
+            return _sequence(self._codec(arguments[0]))
+        if issubclass(cls, Enum):
+            return _literal(tuple([m.value for m in cls]), cls)
+        # What is stored of a base class is one of the classes that are derived from it.
+        derived = (
+            () if self.is_stored(cls) else tuple([row.cls for row in self._rows.values() if issubclass(row.cls, cls)])
+        )
+        return self._objects(derived or (cls,))
+
+    def _name(self, cls: type[object]) -> str:
+        return self._rows[cls].tag if cls in self._rows else cls.__name__
+
+    def _objects(self, classes: tuple[type[object], ...]) -> _Codec:
+        def checked(value: object) -> object:
+            if isinstance(value, classes):
+                return value
+            msg = f"expected one of {list_names([self._name(c) for c in classes], quoted=True)}, not {shown(value)}"
+            raise fault(msg)
+
+        return _Codec(
+            lambda value: self._encode_object(checked(value)), lambda data: self._decode_object(data, classes)
+        )
+
+    # Our own classes say what they are by their `type`; of anything else it has to be tried which option fits.
+    def _union(self, options: tuple[Any, ...]) -> _Codec:
+        optional = type(None) in options
+        classes = tuple([get_origin(o) or o for o in options if self.is_stored(get_origin(o) or o)])
+        codecs = [self._codec(o) for o in options if o is not type(None) and not self.is_stored(get_origin(o) or o)]
+        if classes:
+            codecs.append(self._objects(classes))
+        chosen = codecs[0] if len(codecs) == 1 else _first_of(codecs)
+        return _or_none(chosen) if optional else chosen
+
+    # A result may be one of our values, several of them, or an author's JSON, and the three must stay apart when they are
+    # read: JSON of an author that looks like one of ours would otherwise come back as ours.
+    def _encode_any(self, value: object) -> object:
+        if self.is_stored(type(value)):
+            return self._encode_object(value)
+        if isinstance(value, tuple) and all(self.is_stored(type(v)) for v in value):
+            return {"type": "tuple", "items": self._items.encode(value)}
+        return {"type": "json", "value": _RAW.encode(value)}
+
+    def _decode_any(self, data: Any) -> object:
+        kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
+        if kind == "json":
+            return _decode_only(data, "value", _RAW)
+        return _decode_only(data, "items", self._items) if kind == "tuple" else self._decode_object(data)
+
+
+def _shape_of(row: StoredType, fields: Sequence[_Member]) -> _Shape:
+    names = row.names()
+    if names.keys() != {member.field for member in fields}:
+        differing = ", ".join(sorted(names.keys() ^ {member.field for member in fields}))
+        msg = (
+            f"the row {row.tag!r} of stepengine/data/stored.py does not match {row.cls.__name__}; look at: {differing}"
+        )
+        raise StepEngineError(msg)
+    members = {names[member.field]: member for member in fields}
+    required = tuple([name for name, member in members.items() if not member.has_default])
+    return _Shape(row.tag, members, required, bool(row.items))
+
+
+# Constructors check more than codecs do, and raise what they like; whoever reads a journal must see one kind of error,
+# with a place.
+def _make(row: StoredType, values: Mapping[str, Any]) -> Any:
+    try:
+        return (row.make or row.cls)(**values)
+    except (TypeError, ValueError, StepEngineError) as error:
+        msg = f"this is not a valid {row.tag!r}: {error}"
+        raise fault(msg) from error
+
+
+def _read(data: object, decode: Callable[[Any], object]) -> Any:
+    try:
+        return decode(data)
+    except RecursionError:
+        msg = "nested too deeply to be read"
+        raise fault(msg) from None
+
+
+def _first_of(codecs: Sequence[_Codec]) -> _Codec:
+    def first(way: str) -> Callable[[Any], Any]:
+        def convert(value: object) -> object:
+            failures = []
+            for codec in codecs:
+                try:
+                    return getattr(codec, way)(value)
+                except DataError as error:
+                    failures.append(error)
+            # The option that got furthest into the value is the one that was meant.
+            raise max(failures, key=lambda error: len(error.path))
+
+        return convert
+
+    return _Codec(first("encode"), first("decode"))
+
+
+def _or_none(codec: _Codec) -> _Codec:
+    encode, decode = codec.encode, codec.decode
+    return _Codec(
+        lambda value: None if value is None else encode(value), lambda data: None if data is None else decode(data)
+    )
+
+
+def _decode_only(data: Mapping[str, object], member: str, codec: _Codec) -> object:
+    if data.keys() != {"type", member}:
+        msg = f"an object of type {data['type']!r} has exactly the member {member!r}"
+        raise fault(msg)
+    try:
+        return codec.decode(data[member])
+    except DataError as error:
+        raise within(error, f".{member}") from None
+
+
+# --- scalars, lists and objects --------------------------------------------------------------------------------------
+
+
+def _check_only(check: Callable[[Any], object]) -> _Codec:
+    return _Codec(check, check)
+
+
+def _frozen_scalar(kinds: tuple[type, ...], what: str) -> _Codec:
+    def check(value: object) -> Any:
+        if type(value) in kinds or (isinstance(value, kinds) and not isinstance(value, bool)):
+            return freeze(value)
+        msg = f"expected {what}, not {shown(value)}"
+        raise fault(msg)
+
+    return _check_only(check)
+
+
+def _decimal_to_text(value: object) -> str:
+    if isinstance(value, Decimal) and value.is_finite():
+        return str(value)
+    msg = f"expected a finite decimal number, not {shown(value)}"
+    raise fault(msg)
+
+
+def _text_to_decimal(data: object) -> Decimal:
+    try:
+        value = Decimal(data if isinstance(data, str) else "")
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if value.is_finite():
+        return value
+    msg = f"expected a decimal number as text, not {shown(data)}"
+    raise fault(msg)
+
+
+def _bytes_to_text(value: object) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    msg = f"expected bytes, not {shown(value)}"
+    raise fault(msg)
+
+
+def _text_to_bytes(data: object) -> bytes:
+    try:
+        return base64.b64decode(data if isinstance(data, str) else "*", validate=True)
+    except ValueError:
+        msg = f"expected base64 text, not {shown(data)}"
+        raise fault(msg) from None
+
+
+def _freeze_json(value: object) -> JsonValue:
+    """Return a value of a JSON field as JSON. An output may be a pydantic model, which has a JSON form of its own."""
+    plain: JsonValue
+    try:
+        plain = freeze(value)
+    except DataError:
+        dump = getattr(value, "model_dump", None)
+        if dump is None or isinstance(value, type):
+            raise
+        plain = freeze(dump(mode="json"))
+    return plain
+
+
+_TEXT = _frozen_scalar((str,), "text")
+_RAW = _Codec(lambda value: thaw(_freeze_json(value)), freeze)
+_SCALARS: dict[Any, _Codec] = {
+    str: _TEXT,
+    int: _frozen_scalar((int,), "a whole number"),
+    float: _frozen_scalar((int, float), "a number"),
+    bool: _frozen_scalar((bool,), "true or false"),
+    Decimal: _Codec(_decimal_to_text, _text_to_decimal),
+    bytes: _Codec(_bytes_to_text, _text_to_bytes),
+    JsonDict: _Codec(lambda value: thaw(freeze_object(value)), freeze_object),
+}
+
+
+def _time_to_json(value: object) -> object:
+    return "inf" if value == float("inf") else value if value is None else _SCALARS[float].encode(value)
+
+
+def _json_to_time(data: object) -> object:
+    return float("inf") if data == "inf" else data if data is None else _SCALARS[float].decode(data)
+
+
+_ENDLESS = _Codec(_time_to_json, _json_to_time)
+"""Seconds without an end are a text: JSON has no number for them."""
+
+
+def _literal(values: tuple[object, ...], make: type[Enum] | None = None) -> _Codec:
+    """Return the codec of a choice between strings; *make* turns them into members of an enumeration."""
+
+    def check(data: object) -> Any:
+        if isinstance(data, str) and data in values:
+            return make(data) if make else str.__str__(data)
+        msg = f"expected one of {list_names(map(str, values), data, quoted=True)}, not {shown(data)}"
+        raise fault(msg)
+
+    return _Codec(lambda value: str.__str__(check(value)), check)
+
+
+def _sequence(item: _Codec) -> _Codec:
+    """Return the codec of a tuple of *item*."""
+
+    def each(values: Iterable[Any], convert: Callable[[Any], Any]) -> list[Any]:
+        if not isinstance(values, (list, tuple)):
+            msg = f"expected a list, not {shown(values)}"
+            raise fault(msg)
+        done: list[object] = []
+        try:
+            for value in values:
+                done.append(convert(value))  # noqa: PERF401 - the error below needs to know how far it came
+        except DataError as error:
+            raise within(error, f"[{len(done)}]") from None
+        return done
+
+    return _Codec(lambda values: each(values, item.encode), lambda data: tuple(each(data, item.decode)))
+
+
+def _mapping(item: _Codec) -> _Codec:
+    """Return the codec of an object whose members are *item*; ``type`` is a member like any other."""
+
+    def each(values: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+        if not isinstance(values, Mapping):
+            msg = f"expected an object, not {shown(values)}"
+            raise fault(msg)
+        done: dict[str, object] = {}
+        for key, value in values.items():
+            name = _SCALARS[str].decode(key)
+            try:
+                done[name] = convert(value)
+            except DataError as error:
+                raise within(error, f".{name}") from None
+        return done
+
+    return _Codec(lambda values: each(values, item.encode), lambda data: JsonDict(each(data, item.decode)))
+
+
+class _Raw:
+    """Stands for ``JsonValue`` in annotations."""
+
+
+_NAMES = {"JsonDict": JsonDict, "JsonValue": _Raw}
+"""Names in annotations that mean something else here."""

@@ -1,0 +1,121 @@
+"""The tool calls of one run tree whose results come from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from stepengine.data.alike import list_names
+from stepengine.data.effects import CallTool
+from stepengine.data.messages import ToolResult
+from stepengine.data.tools import Ordinary, ToolBinding
+from stepengine.errors import ToolError
+from stepengine.runtime.performer import Item
+from stepengine.tooling.conversion import as_result
+
+__all__ = ("Deferred", "defers", "is_deferred")
+
+
+def is_deferred(item: Item) -> bool:
+    """Return whether an effect is a call of a tool whose result comes from outside."""
+    effect = item.effect
+    return type(effect) is CallTool and defers(item.plan.tools.get(effect.tool_name))
+
+
+def defers(binding: ToolBinding | None) -> bool:
+    """Return whether the results of a tool come from outside."""
+    runs = None if binding is None else binding.runs
+    return isinstance(runs, Ordinary) and getattr(runs.tool, "deferred", False)
+
+
+class Deferred:
+    """
+    The calls of one run tree whose results come from outside.
+
+    Attributes:
+        expected: Those that take theirs now, by path and id, each with its number and what waits for it.
+    """
+
+    def __init__(self) -> None:
+        self.expected: dict[tuple[str, str], tuple[int, asyncio.Future[ToolResult]]] = {}
+        self._waiting: set[tuple[str, str]] = set()
+        self._early: dict[tuple[str, int], object] = {}
+        self._settled: set[tuple[str, int]] = set()
+
+    def expect(self, item: Item) -> asyncio.Future[ToolResult]:
+        """Take the result of a call from now on, and return what waits for it; it may come before the body has returned."""
+        key = item.path, cast("CallTool", item.effect).tool_call_id
+        known = self.expected.get(key)
+        if known is None:
+            known = self.expected[key] = item.effect.seq, asyncio.get_running_loop().create_future()
+            place = item.path, item.effect.seq
+            if place in self._early:
+                self.settle(place, self._early.pop(place))
+        return known[1]
+
+    def waits(self, item: Item) -> None:
+        """Take note that the body of a call has returned, so that nothing of it is under way here."""
+        self._waiting.add((item.path, cast("CallTool", item.effect).tool_call_id))
+
+    def is_waiting(self, item: Item) -> bool:
+        """Return whether a call only waits for its result."""
+        return bool(self._waiting) and (item.path, getattr(item.effect, "tool_call_id", "")) in self._waiting
+
+    def forget(self, item: Item) -> None:
+        """Take no result of a call any more; may be called twice."""
+        key = item.path, cast("CallTool", item.effect).tool_call_id
+        self.expected.pop(key, None)
+        self._waiting.discard(key)
+
+    def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
+        """
+        Give a waiting call its result; may be called from any thread.
+
+        Raises:
+            ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
+        """
+        future = self._find_waiting(call_id, path)[1]
+        future.get_loop().call_soon_threadsafe(_deliver, future, as_result(result))
+
+    def place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
+        """
+        Return the effect of a waiting call: the path of its run, and its number there; may be called from any thread.
+
+        Raises:
+            ToolError: as ``deliver``.
+        """
+        return self._find_waiting(call_id, path)[0]
+
+    def settle(self, place: tuple[str, int], result: object) -> None:
+        """
+        Give the effect at a place its result, now or as soon as it waits, and only once; in the event loop of the tree.
+
+        A letter may be there before its call is, where a run goes on, and may be read more than once.
+        """
+        if place in self._settled:
+            return
+        waiting = [future for key, (seq, future) in self.expected.items() if (key[0], seq) == place]
+        if not waiting:
+            self._early[place] = result
+            return
+        self._settled.add(place)
+        _deliver(waiting[0], as_result(result))
+
+    def _find_waiting(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
+        waiting = {key: entry for key, entry in list(self.expected.items()) if not entry[1].done()}
+        found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
+        # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's
+        # result to somebody else.
+        if len(found) != 1:
+            listed = list_names([f"{key[1]!r} at path {key[0]!r}" for key in waiting])
+            which = f"{call_id!r}" if path is None else f"{call_id!r} at path {path!r}"
+            what = "waits for its result" if not found else "is one call: several wait, and path= says which"
+            msg = f"no call {which} {what}; waiting are: {listed}"
+            raise ToolError(msg)
+        seq, future = waiting[found[0]]
+        return (found[0][0], seq), future
+
+
+def _deliver(future: asyncio.Future[ToolResult], result: ToolResult) -> None:
+    if not future.done():
+        future.set_result(result)

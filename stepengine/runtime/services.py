@@ -1,0 +1,152 @@
+"""``Services``: what an engine lends to the trees of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.effects import Spawn
+from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
+from stepengine.data.outcomes import Outcome
+from stepengine.data.questions import Interactor
+from stepengine.data.state import AgentState
+from stepengine.errors import StepEngineError
+from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.asking import Remembered
+from stepengine.runtime.clock import Clock, SystemClock
+from stepengine.runtime.mail import PostBox
+from stepengine.runtime.performer import Item, Middleware
+from stepengine.runtime.prices import Pricing
+from stepengine.runtime.rates import Rates
+from stepengine.runtime.retry import RetryPolicy
+from stepengine.system.guard import CallGuard
+from stepengine.system.threads import ThreadPool
+from stepengine.system.workspace import Workspace
+from stepengine.tooling.context import ResourceMap
+
+if TYPE_CHECKING:
+    from stepengine.permissions import Request
+    from stepengine.system.writes import FileWrite
+
+__all__ = ("ChildPlanner", "Level", "MachineMaker", "ModelProvider", "ModelRegistry", "Services", "ToolSetting")
+
+
+class ModelProvider(Protocol):
+    """What is needed of a provider; ``stepengine.models.Provider`` has it."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """Return the completed reply."""
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """Give deltas, last exactly one ``ReplyDone``."""
+
+
+class ModelRegistry(Protocol):
+    """What is needed of a registry without rate limits; ``stepengine.models.Models`` has it."""
+
+    def provider_for(self, model: str) -> ModelProvider:
+        """Return the provider of a model string or raise ``UnknownModel``."""
+
+
+@frozen(kw_only=True)
+class ToolSetting:
+    """
+    What the tools of an engine are run with.
+
+    Attributes:
+        threads: Where sync bodies run.
+        overrides: Dependency factories that replace others.
+        workspace: Where agents work.
+        resources: Live objects by type.
+        guard: Gives what binds the files that a call touches and shows; ``None`` where no rule is about files.
+    """
+
+    threads: ThreadPool = attrs.field(factory=ThreadPool)
+    overrides: Mapping[Callable[..., Any], Callable[..., Any]] = attrs.field(factory=dict)
+    workspace: Workspace | None = None
+    resources: ResourceMap = attrs.field(factory=ResourceMap)
+    guard: Callable[[Request], CallGuard | None] | None = None
+
+
+MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
+"""Makes the machine of a run; ``stepengine.machine.run_agent`` is one."""
+ChildPlanner = Callable[[RunPlan, Any, str], tuple[RunPlan, AgentState]]
+"""Gives what the child at a path is started with that the run of a plan asks for, or raises why it must not start."""
+
+
+def _no_children(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+    # A tree without an engine, as in tests of performers: to ask for a child there is an error that says so, and no
+    # AttributeError.
+    msg = f"agent {effect.agent_id!r} is not known here; nothing was started at {path!r}"
+    raise StepEngineError(msg)
+
+
+def _no_window(_: str) -> int | None:
+    return None
+
+
+class Level(Protocol):
+    """What is recorded of a tree that goes on at several places at once."""
+
+    def has_begun(self, item: Item) -> bool:
+        """Return whether an effect was begun, or never will be."""
+
+    def has_outcome(self, item: Item) -> bool:
+        """Return whether nothing new has to happen for an effect; when it starts a run, the effects of that run are asked about one by one."""
+
+
+@frozen(kw_only=True, weakref_slot=False)
+class Services:
+    """
+    What an engine lends to the trees of its runs.
+
+    Attributes:
+        machine: Makes the machine of a run.
+        models: Where providers come from.
+        tools: What tools are run with.
+        pricing: What replies cost; ``None`` for nothing but what providers say.
+        window: Gives a model's context length in tokens, when known.
+        planner: Turns a ``Spawn`` into what its child is started with, or raises why it must not start.
+        interactor: Somebody who answers questions in process.
+        remembered: What people allowed for good in the conversation; by default the run tree stands alone.
+        retry: How model calls are tried again.
+        rates: How often providers are asked; ``None`` for no limits.
+        seed: What is random while effects are performed depends on it; by default on the run's id.
+        clock: Time and sleep.
+        middlewares: What wraps the innermost performer of every tree, from the inside out: recorders and the like.
+        outermost: What wraps everything else.
+        keep_write: Takes the address of a call and what is needed to undo a write of it; ``None`` where nobody keeps that.
+        sleep_in_process: Seconds up to which a wait for a time is none for which a tree is suspended.
+        since: What time it was for the run when this process took over, in milliseconds since the root was created; ``None``
+            where its times are made up.
+        resumable: Whether somebody can resume a tree that is suspended, because it is recorded.
+        wakes_now: Whether sleeps that are recorded are over at once, whatever time it is.
+        mail: What keeps the messages that were sent to its runs; ``None`` for this process alone.
+        record: Says what is in the record of a tree that goes on at several places at once: nothing else begins before all of its
+            runs have come to the end of what is. ``None`` for any other tree.
+    """
+
+    machine: MachineMaker
+    models: ModelRegistry
+    tools: ToolSetting = attrs.field(factory=ToolSetting)
+    pricing: Pricing | None = None
+    window: Callable[[str], int | None] = _no_window
+    planner: ChildPlanner = _no_children
+    interactor: Interactor | None = None
+    remembered: Remembered | None = None
+    retry: RetryPolicy = attrs.field(factory=RetryPolicy)
+    rates: Rates | None = None
+    seed: str = ""
+    clock: Clock = attrs.field(factory=SystemClock)
+    middlewares: Sequence[Middleware] = ()
+    outermost: Sequence[Middleware] = ()
+    keep_write: Callable[[str, int, FileWrite], None] | None = None
+    sleep_in_process: float = 60.0
+    since: int | None = 0
+    resumable: bool = False
+    wakes_now: bool = False
+    mail: PostBox | None = None
+    record: Level | None = None
