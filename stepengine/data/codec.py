@@ -30,7 +30,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
 __all__ = (
-    "FORMAT",
+    "FORMAT_VERSION",
     "STORED",
     "bare",
     "bare_any",
@@ -43,7 +43,7 @@ __all__ = (
     "to_json",
 )
 
-FORMAT = 1
+FORMAT_VERSION = 1
 """The version of the stored form; a newer one is refused."""
 
 # A closed list, and no class path in what is stored: a record that could name any class would decide what is imported
@@ -73,7 +73,7 @@ def to_json(value: Any) -> dict[str, Any]:
     Raises:
         DataError: when *value* or something in it cannot be stored, naming the place.
     """
-    return {"stepengine": FORMAT, **bare(value)}
+    return {"stepengine": FORMAT_VERSION, **bare(value)}
 
 
 def bare(value: object) -> dict[str, Any]:
@@ -105,8 +105,10 @@ def from_json(data: object) -> Any:
         msg = "not a stored stepengine value: there is no member 'stepengine' with the format's version"
         raise fault(msg)
     version = data["stepengine"]
-    if type(version) is not int or version != FORMAT:
-        raise within(fault(f"this version of stepengine reads format {FORMAT}, not {shown(version)}"), ".stepengine")
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise within(
+            fault(f"this version of stepengine reads format {FORMAT_VERSION}, not {shown(version)}"), ".stepengine"
+        )
     return restored({k: v for k, v in data.items() if k != "stepengine"})
 
 

@@ -23,6 +23,7 @@ __all__ = ("Awaited", "ChildRef", "Received", "Waited", "Waits", "WaitsFor", "wa
 Out = TypeVar("Out", default=Any)
 WaitsFor: TypeAlias = Literal["question", "time", "message", "child"]
 SHOWN_WAITS = 20
+"""About one screen of reasons; further ones are only counted."""
 
 
 @frozen

@@ -34,7 +34,7 @@ from stepengine.data.effects import (
     Spawn,
 )
 from stepengine.data.faults import within
-from stepengine.data.json import MAX_LINE_DEPTH, JsonDict, compact, freeze, is_deeper, thaw
+from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, JsonDict, compact, freeze, is_deeper, thaw
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import DEFAULT_SETTINGS, ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value
@@ -694,8 +694,8 @@ def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> 
         if name == "$blob":
             blob = blobs[inner]
             # The line and the blob are within the cap, each by itself.
-            if not isinstance(blob, str) and is_deeper(blob, MAX_LINE_DEPTH - depth):
-                msg = f"nested deeper than {MAX_LINE_DEPTH} levels"
+            if not isinstance(blob, str) and is_deeper(blob, MAX_LINE_DEPTH_LEVELS - depth):
+                msg = f"nested deeper than {MAX_LINE_DEPTH_LEVELS} levels"
                 raise DataError(msg)
             return blob
         return {k: unpack_texts(v, blobs, depth + 1) for k, v in inner.items()} if name == "$obj" else value

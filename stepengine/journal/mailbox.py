@@ -31,6 +31,7 @@ from attrs import frozen
 from stepengine.data.codec import restored
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.questions import Answer
+from stepengine.data.yields import LAST_YEAR
 from stepengine.errors import (
     DataError,
     InputError,
@@ -50,7 +51,7 @@ from stepengine.journal.places import (
     make_private,
 )
 from stepengine.journal.reading import members_of
-from stepengine.journal.records import LAST_YEAR, UNREADABLE, Head, check_place, checksum_if_right, to_line, to_text
+from stepengine.journal.records import UNREADABLE, Head, check_place, checksum_if_right, to_line, to_text
 from stepengine.redaction import Redactor
 from stepengine.system.after_fork import Lock
 from stepengine.system.atomic import sync_folder

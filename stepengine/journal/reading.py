@@ -18,7 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from stepengine.data.json import MAX_LINE_DEPTH, is_deep_text
+from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, is_deep_text
 from stepengine.errors import JournalCorrupt, JournalError
 from stepengine.journal.encoding import unpack_texts
 from stepengine.journal.places import opened
@@ -216,7 +216,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, object]:
     Raises:
         JournalCorrupt: when it is not a JSON object.
     """
-    if is_deep_text(line, MAX_LINE_DEPTH):
+    if is_deep_text(line, MAX_LINE_DEPTH_LEVELS):
         raise _depth_error(where)
     try:
         # What begins like this is UTF-8, and need not be looked at to find that out.
@@ -234,7 +234,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, object]:
 
 
 def _depth_error(where: object) -> JournalCorrupt:
-    msg = f"{where} is nested deeper than {MAX_LINE_DEPTH} levels, which no run writes"
+    msg = f"{where} is nested deeper than {MAX_LINE_DEPTH_LEVELS} levels, which no run writes"
     return JournalCorrupt(msg)
 
 
@@ -400,7 +400,7 @@ def _read(lines: BinaryIO, source: JournalBytes, offset: int = 0, previous: int 
                 return Reading(records, offset, end - offset, crc=previous)
             is_moved = bool(link and previous and checksum_if_right(body, 0) is not None)
             raise _damage_error(records, offset, source, is_moved=is_moved)
-        if is_deep_text(body, MAX_LINE_DEPTH):
+        if is_deep_text(body, MAX_LINE_DEPTH_LEVELS):
             raise _depth_error(RecordPlace(source, offset))
         record: Record | None = glimpse_record(body, source, offset)
         if record is None:

@@ -29,6 +29,7 @@ from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
 from stepengine.data.waiting import ChildRef
+from stepengine.data.yields import LAST_YEAR
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 
 __all__ = (
@@ -73,7 +74,6 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 MAX_SEQ = 10**9
 MAX_AT = 10**13
 """More than three hundred years in milliseconds; what is added to a date must leave a date."""
-LAST_YEAR = 9_000
 # Groups of at most nine digits, so that no path is longer to turn into numbers than a path of a run can be.
 PATH = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?")
 KEY = re.compile(r"[A-Za-z0-9+/]{68}")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from stepengine.data.json import JsonDict, compact, freeze
+from stepengine.data.json import MAX_ARGUMENTS_CHARS, JsonDict, compact, freeze
 from stepengine.data.messages import ToolCallPart
 from stepengine.errors import DataError
 
@@ -28,7 +28,6 @@ __all__ = (
     "word_at",
 )
 
-MAX_ARGUMENTS = 4 * 1024 * 1024
 ROUNDS = 3
 MAX_COUNT = 10**12
 ESCAPE = re.compile(
@@ -140,11 +139,11 @@ def call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> To
     """
     data = JsonDict(freeze(provider_data))
     text = raw if isinstance(raw, str) else "" if raw is None else _as_text(raw)
-    if len(text) > MAX_ARGUMENTS:
+    if len(text) > MAX_ARGUMENTS_CHARS:
         import hashlib
 
         digest = hashlib.sha256(utf8(text)).hexdigest()
-        error = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS} are read"
+        error = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS_CHARS} are read"
         return ToolCallPart("", name, raw_input=f"sha256:{digest}", input_error=error, provider_data=data)
     try:
         return ToolCallPart("", name, _object(text), provider_data=data)
