@@ -21,7 +21,6 @@ from stepengine.journal.history import History
 from stepengine.journal.mailbox import MAIL, FileMailbox, Mailbox, mailbox_of
 from stepengine.journal.places import (
     FULL,
-    OWNER_ONLY,
     check_place,
     close_locked,
     is_locked,
@@ -37,6 +36,7 @@ from stepengine.journal.reading import Reading, first_of, read_file
 from stepengine.journal.records import Head, Record
 from stepengine.journal.store import Journal, LineWriter, Writer
 from stepengine.system.atomic import replace_path, sync_folder
+from stepengine.system.calls import OWNER_FILE_MODE
 from stepengine.system.open_files import said
 
 __all__ = ("FileJournal", "Sync")
@@ -167,7 +167,7 @@ class FileJournal(Journal):
         _check_no_link(self.path)
         made_folder(self.path.parent)
         try:
-            replace_path(self.path, content, mode=OWNER_ONLY)
+            replace_path(self.path, content, mode=OWNER_FILE_MODE)
         except OSError as error:
             raise unusable(self.path, error) from error
 

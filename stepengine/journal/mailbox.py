@@ -44,7 +44,6 @@ from stepengine.errors import (
 from stepengine.journal.places import (
     CAREFULLY,
     NO_LINK,
-    OWNER_ONLY,
     REOPENED,
     close_locked,
     lock_file,
@@ -55,6 +54,7 @@ from stepengine.journal.records import UNREADABLE, Head, check_place, checksum_i
 from stepengine.redaction import Redactor
 from stepengine.system.after_fork import Lock
 from stepengine.system.atomic import sync_folder
+from stepengine.system.calls import OTHERS_WRITE_BITS, OWNER_FILE_MODE
 from stepengine.system.open_files import said
 
 __all__ = (
@@ -91,7 +91,6 @@ MAX_DIGITS = 15
 TOPIC = frozenset(string.ascii_letters + string.digits + "_-.:/")
 SECONDS = 5.0
 PAUSE = 0.001
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def _freeze_value(value: Any) -> Any:
@@ -650,7 +649,7 @@ class FileMailbox(Mailbox):
     def _open(self, flags: int) -> int | None:
         """Return the open file; ``None`` when there is none, or when there is one and it was to be made."""
         try:
-            return os.open(self._path, flags | NO_LINK | CAREFULLY, OWNER_ONLY)
+            return os.open(self._path, flags | NO_LINK | CAREFULLY, OWNER_FILE_MODE)
         except (FileNotFoundError, FileExistsError):
             return None
         except OSError as error:
@@ -670,7 +669,7 @@ class FileMailbox(Mailbox):
             owner = self._of.stat().st_uid
         except FileNotFoundError:
             raise self._journal.missing() from None
-        if status.st_uid != owner or status.st_mode & OTHERS_WRITE:
+        if status.st_uid != owner or status.st_mode & OTHERS_WRITE_BITS:
             whose = "belongs to somebody else" if status.st_uid != owner else "may be written by others"
             msg = (
                 f"{self._path} {whose} than the journal, so anybody may have posted what is in it; remove it, or make it private "

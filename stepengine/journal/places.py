@@ -23,13 +23,13 @@ from stepengine.data.alike import MAX_SUGGESTIONS, find_nearest
 from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
 from stepengine.system.after_fork import Lock, renews
 from stepengine.system.atomic import make_folder
+from stepengine.system.calls import OTHERS_BITS, OWNER_FILE_MODE, OWNER_FOLDER_MODE
 from stepengine.system.open_files import said
 
 __all__ = (
     "CAREFULLY",
     "FULL",
     "NO_LINK",
-    "OWNER_ONLY",
     "REOPENED",
     "ROOM",
     "TO_RECORD",
@@ -49,11 +49,8 @@ __all__ = (
     "unusable",
 )
 
-OWNER_ONLY = 0o600
 COMPARED = 1_000
 TO_RECORD = "record one with engine.run(..., journal=...)"
-FOLDER = 0o700
-OTHERS = 0o077
 # A pipe without another end must not be waited for, and a terminal must not become the process's own.
 CAREFULLY = os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -104,7 +101,7 @@ def opened_new(path: Path, flags: int = os.O_WRONLY | os.O_CLOEXEC) -> int:
         JournalError: when it cannot be made.
     """
     try:
-        return os.open(path, flags | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, OWNER_FILE_MODE)
     except FileExistsError:
         raise
     except OSError as error:
@@ -121,10 +118,10 @@ def make_private(path: Path, descriptor: int | None = None) -> None:
     """
     try:
         if descriptor is None:
-            if path.stat().st_mode & OTHERS:
-                path.chmod(OWNER_ONLY)
-        elif os.fstat(descriptor).st_mode & OTHERS:
-            os.fchmod(descriptor, OWNER_ONLY)
+            if path.stat().st_mode & OTHERS_BITS:
+                path.chmod(OWNER_FILE_MODE)
+        elif os.fstat(descriptor).st_mode & OTHERS_BITS:
+            os.fchmod(descriptor, OWNER_FILE_MODE)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -154,7 +151,7 @@ def made_folder(folder: Path) -> None:
         JournalError: when one cannot be made.
     """
     try:
-        make_folder(folder, FOLDER)
+        make_folder(folder, OWNER_FOLDER_MODE)
     except OSError as error:
         raise unusable(folder, error) from error
 

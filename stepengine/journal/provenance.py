@@ -16,9 +16,10 @@ from typing import Literal, TypeAlias
 
 from stepengine.errors import JournalError
 from stepengine.journal.files import FileJournal
-from stepengine.journal.places import NO_LINK, OWNER_ONLY
+from stepengine.journal.places import NO_LINK
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.system.atomic import make_folder, replace_path
+from stepengine.system.calls import OWNER_FILE_MODE
 from stepengine.system.user_state import RUNS, is_private, state_folder
 
 __all__ = ("has_known_permissions", "is_in_state_folder", "is_own", "record_own", "record_reviewed")
@@ -112,7 +113,7 @@ def _record(journal: Journal, kind: Kind) -> None:
             return
         line = f"{_digest_of(journal)}{PADDED[kind]}".encode()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | NO_LINK
-        descriptor = os.open(folder / NOTES, flags, OWNER_ONLY)
+        descriptor = os.open(folder / NOTES, flags, OWNER_FILE_MODE)
         try:
             # One write that appends: notes of other processes are not mixed with it.
             os.write(descriptor, line)
@@ -121,7 +122,7 @@ def _record(journal: Journal, kind: Kind) -> None:
             os.close(descriptor)
         if size > 2 * KEPT * LINE:
             # A note that another process adds meanwhile is lost, and its journal is unknown.
-            replace_path(folder / NOTES, (folder / NOTES).read_bytes()[-KEPT * LINE :], mode=OWNER_ONLY)
+            replace_path(folder / NOTES, (folder / NOTES).read_bytes()[-KEPT * LINE :], mode=OWNER_FILE_MODE)
     except (OSError, JournalError):
         pass  # the journal is unknown, which costs a question
 

@@ -25,6 +25,7 @@ from attrs import frozen
 from stepengine.errors import JournalError
 from stepengine.journal.records import SIGNED, TAIL, Input, Intent, Record, Result, to_text
 from stepengine.redaction import GIVEN
+from stepengine.system.calls import OTHERS_BITS
 from stepengine.system.open_files import said
 
 __all__ = (
@@ -43,7 +44,6 @@ PURPOSE = b"stepengine signed journal 1\n"
 BLOB_BEGIN = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
 """What stands before the 32 bytes of a public key, as OpenSSH writes it."""
 KEY_BYTES = 16 * 1024
-OTHERS = 0o077
 MARK = 16
 MAX_MARKS = 50_000
 """Of more records than these nobody is told which one was changed; that one was, always."""
@@ -116,7 +116,7 @@ def _private(path: Path) -> bytes:
     except OSError as error:
         msg = f"the signing key {str(path)!r} cannot be read: {said(error)}"
         raise JournalError(msg) from error
-    if stat.S_ISREG(status.st_mode) and status.st_mode & OTHERS:
+    if stat.S_ISREG(status.st_mode) and status.st_mode & OTHERS_BITS:
         msg = f"the signing key {str(path)!r} may be read or changed by others; make it yours alone with `chmod 600`"
         raise JournalError(msg)
     return data

@@ -33,6 +33,7 @@ from stepengine.errors import DataError, SessionConflict, SessionError, StepEngi
 from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
 from stepengine.system.after_fork import Lock
 from stepengine.system.atomic import make_folder, replace_path
+from stepengine.system.calls import OWNER_FILE_MODE, OWNER_FOLDER_MODE
 from stepengine.system.open_files import said
 from stepengine.system.write_ahead import Database, reason
 
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 __all__ = ("FileSessions", "MemorySessions", "SqliteSessions")
 
 Clock = Callable[[], datetime]
-FOLDER = 0o700
-FILE = 0o600
 MAX_FILE_BYTES = 1024 * 1024 * 1024
 NAME_BYTES = 100
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -422,7 +421,7 @@ class FileSessions(Store):
         super().__init__(clock=clock)
         self.root = Path(root)
         try:
-            make_folder(self.root, FOLDER)
+            make_folder(self.root, OWNER_FOLDER_MODE)
         except OSError as error:
             msg = f"the folder {str(self.root)!r} for sessions cannot be made: {error.strerror}"
             raise SessionError(msg) from None
@@ -457,7 +456,7 @@ class FileSessions(Store):
     def save(self, session: Session) -> Session:
         folder = self.folder(session.session_id)
         try:
-            make_folder(folder, FOLDER)
+            make_folder(folder, OWNER_FOLDER_MODE)
             with self._lock(folder):
                 described = _read_json(folder / "metadata.json")
                 stored = 0 if described is None else _read_metadata(described, session.session_id, str(folder)).version
@@ -465,7 +464,7 @@ class FileSessions(Store):
                 self._write_history(folder / "history.jsonl", _lines(made.messages))
                 self._write_state(folder / "state.json", made)
                 described = json.dumps(_metadata(made), indent=2, ensure_ascii=False).encode()
-                replace_path(folder / "metadata.json", described, mode=FILE)
+                replace_path(folder / "metadata.json", described, mode=OWNER_FILE_MODE)
                 return made
         except OSError as error:
             msg = f"the session {session.session_id!r} cannot be saved in {str(folder)!r}: {error.strerror}"
@@ -487,14 +486,14 @@ class FileSessions(Store):
                 file.flush()
                 os.fsync(file.fileno())
         else:
-            replace_path(path, whole, mode=FILE)
+            replace_path(path, whole, mode=OWNER_FILE_MODE)
 
     def _write_state(self, path: Path, session: Session) -> None:
         stored = _stored_state(session)
         if stored is None:
             path.unlink(missing_ok=True)
         else:
-            replace_path(path, canonical(stored).encode(), mode=FILE)
+            replace_path(path, canonical(stored).encode(), mode=OWNER_FILE_MODE)
 
     @override
     def list(self) -> list[SessionInfo]:
@@ -527,9 +526,9 @@ class FileSessions(Store):
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         path = self._cache_file(key)
-        path.parent.mkdir(mode=FOLDER, exist_ok=True)
+        path.parent.mkdir(mode=OWNER_FOLDER_MODE, exist_ok=True)
         kept = canonical({"key": key, "until": _until(ttl, self._clock()), "value": freeze(value)})
-        replace_path(path, kept.encode(), mode=FILE)
+        replace_path(path, kept.encode(), mode=OWNER_FILE_MODE)
 
     def _cache_file(self, key: str) -> Path:
         return self.root / ".cache" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
@@ -537,7 +536,7 @@ class FileSessions(Store):
     @contextmanager
     def _lock(self, folder: Path) -> Iterator[None]:
         """Hold the session; whoever comes second waits, threads of one process too."""
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -739,7 +738,7 @@ def _made_private(path: Path) -> None:
     One that is there is not opened: closing that descriptor would give up the locks that SQLite holds for other threads.
     """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_FILE_MODE))
     except FileExistsError:
         if not stat.S_ISREG(path.lstat().st_mode):
             msg = f"{str(path)!r} is not a regular file"

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from attrs import frozen
 from pydantic import Field
 
-from stepengine.data.estimate import estimate_tokens
+from stepengine.data.estimate import CHARS_PER_TOKEN, estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.system import calls
@@ -226,7 +226,6 @@ SUBTREE_TOKENS = 4_000
 SUBTREE_TOKENS_MAX = 20_000
 SUBTREE_SOURCES = 3_000
 
-CHARS_PER_TOKEN = 4
 MORE = " ..."
 # fmt: off
 UNIMPORTANT = (

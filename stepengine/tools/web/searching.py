@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from attrs import frozen
 
 from stepengine.data.alike import list_names
+from stepengine.data.estimate import CHARS_PER_TOKEN
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
 from stepengine.tools.search.symbols import words_of
@@ -228,7 +229,6 @@ WORD = re.compile(r"\w++")
 COUNTED = 5
 """How often a word counts at most in one part of a page."""
 FOUND = range(200, 300)
-CHARS_PER_TOKEN = 4
 SMALLEST_PART = 800
 MORE = "\n[... the page goes on]\n"
 
