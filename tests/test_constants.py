@@ -18,7 +18,7 @@ import pytest
 import stepengine
 
 PACKAGE = Path(stepengine.__file__).parent
-COMPLETE = ("data", "machine", "runtime")
+COMPLETE = ("data", "machine", "runtime", "journal")
 STARTS = ("0", "1", "-1", "0.0")
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Pow, ast.LShift)
 
@@ -48,7 +48,7 @@ def is_numeric(node: ast.expr | None, names: set[str]) -> bool:
                 return False
             return any(is_numeric(side, names) for side in sides) or all(side.id in names for side in sides)
         case ast.Tuple(elts=elements):
-            return any(is_numeric(element, names) for element in elements)
+            return bool(elements) and all(is_numeric(element, names) for element in elements)
         case ast.Call(func=ast.Name(id="field") | ast.Attribute(attr="field"), keywords=keywords):
             return any(keyword.arg == "default" and is_numeric(keyword.value, names) for keyword in keywords)
     return False

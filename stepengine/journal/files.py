@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
-from stepengine.journal.encoding import MAX_LINE
-from stepengine.journal.following import LAST, BytesBehind, ByteTail, Tail
+from stepengine.journal.encoding import MAX_LINE_BYTES
+from stepengine.journal.following import LAST_BYTES, BytesBehind, ByteTail, Tail
 from stepengine.journal.held import HeldFile, opened_with_room
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import MAIL, FileMailbox, Mailbox, mailbox_of
@@ -120,7 +120,7 @@ class FileJournal(Journal):
         if descriptor is None:
             return None
         with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
-            return first_of(file.readline(MAX_LINE + 1), self.name)
+            return first_of(file.readline(MAX_LINE_BYTES + 1), self.name)
 
     def tail(self) -> Tail:
         """Return a place at the start of the file."""
@@ -224,7 +224,7 @@ class FileTail(ByteTail):
 
     def _take(self, data: bytes) -> None:
         self._place += len(data)
-        self._last = (self._last + data[-LAST:])[-LAST:]
+        self._last = (self._last + data[-LAST_BYTES:])[-LAST_BYTES:]
 
     def _forget(self) -> None:
         self._file, self._place, self._last = None, 0, b""

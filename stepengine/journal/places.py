@@ -31,7 +31,7 @@ __all__ = (
     "FULL",
     "NO_LINK",
     "REOPENED",
-    "ROOM",
+    "RESERVE_BYTES",
     "TO_RECORD",
     "Reserve",
     "check_place",
@@ -49,7 +49,8 @@ __all__ = (
     "unusable",
 )
 
-COMPARED = 1_000
+MAX_COMPARED_NAMES = 1_000
+"""A folder may hold a hundred thousand journals; an error message must not list and sort them all."""
 TO_RECORD = "record one with engine.run(..., journal=...)"
 # A pipe without another end must not be waited for, and a terminal must not become the process's own.
 CAREFULLY = os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
@@ -175,7 +176,7 @@ def missing_file(path: Path) -> JournalMissing:
 
 def likely(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return up to five names, those that look like the wanted one first."""
-    known = sorted(islice(names, COMPARED))
+    known = sorted(islice(names, MAX_COMPARED_NAMES))
     return tuple(dict.fromkeys([*find_nearest(wanted, known), *known]))[:MAX_SUGGESTIONS]
 
 
@@ -312,7 +313,8 @@ def _start_of_process(pid: int) -> str:
     return datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
 
 
-ROOM = 1024 * 1024
+RESERVE_BYTES = 1024 * 1024
+"""Room for the results of some dozen effects that are in progress when the disk becomes full, and no loss to any disk."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -344,7 +346,7 @@ class Reserve:
                 known = cls._known.get(device)
                 if known is None:
                     known = cls(device, path.parent)
-                    known._take((ROOM,))
+                    known._take((RESERVE_BYTES,))
                     cls._known[device] = known
             except (OSError, AttributeError):
                 return None
@@ -368,7 +370,7 @@ class Reserve:
                 self._release()
                 self._folder = folder
                 try:
-                    self._take((ROOM, *LESS))
+                    self._take((RESERVE_BYTES, *LESS))
                 except OSError:  # as in `near`: where no room can be kept, nothing waits for it
                     self.is_short = False
             return not self.is_short
@@ -401,7 +403,7 @@ class Reserve:
                 if error.errno not in FULL:
                     raise
             else:
-                self.is_short = size < ROOM
+                self.is_short = size < RESERVE_BYTES
                 return
 
     def leave(self) -> None:
@@ -427,8 +429,8 @@ def _without_reserves() -> None:
     Reserve._known.clear()  # noqa: SLF001
 
 
-LESS = tuple([ROOM >> halved for halved in range(1, 5)])
-"""What is kept in place of ``ROOM`` for effects that are under way when there is no more."""
+LESS = tuple([RESERVE_BYTES >> halved for halved in range(1, 5)])
+"""What is kept in place of ``RESERVE_BYTES`` for effects that are under way when there is no more."""
 
 
 def _room(folder: Path, size: int) -> int:

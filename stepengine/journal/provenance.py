@@ -25,7 +25,8 @@ from stepengine.system.user_state import RUNS, is_private, state_folder
 __all__ = ("has_known_permissions", "is_in_state_folder", "is_own", "record_own", "record_reviewed")
 
 NOTES = "known-journals"
-KEPT = 10_000
+KEPT_NOTES = 10_000
+"""About 700 KB. A user who has recorded more runs is asked again about the permissions of the oldest."""
 Kind: TypeAlias = Literal["own", "seen"]
 """``own``: this user's runs wrote all of it. ``seen``: this user was asked for all of its permissions."""
 LINE = 64 + len(" seen\n")
@@ -120,9 +121,9 @@ def _record(journal: Journal, kind: Kind) -> None:
             size = os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
-        if size > 2 * KEPT * LINE:
+        if size > 2 * KEPT_NOTES * LINE:
             # A note that another process adds meanwhile is lost, and its journal is unknown.
-            replace_path(folder / NOTES, (folder / NOTES).read_bytes()[-KEPT * LINE :], mode=OWNER_FILE_MODE)
+            replace_path(folder / NOTES, (folder / NOTES).read_bytes()[-KEPT_NOTES * LINE :], mode=OWNER_FILE_MODE)
     except (OSError, JournalError):
         pass  # the journal is unknown, which costs a question
 

@@ -93,9 +93,10 @@ def lookups(plan: RunPlan, state: AgentState) -> Iterator[Input]:
         yield Input(plan.path, -1, 0, {"type": "context_window", "tokens": plan.context_window})
 
 
-STABLE_STEP = 1_000
+STABLE_STEP_MS = 1_000
+"""A second for each effect: such times are readable, and far enough apart that none is rounded to another."""
 # A person once took two days to answer; nobody watches a replay for that long.
-MAX_PAUSE = 10.0
+MAX_PAUSE_SECONDS = 10.0
 
 
 # Three clocks meet here: the one of this process, that of the processes before it, and the made-up one of recordings
@@ -131,7 +132,7 @@ class Timing:
         """Return the run's time for an outcome that came *at* milliseconds after this process took over, and note it."""
         if self._stable:
             numbers = [*map(int, path.split("."))] if path else []
-            time = STABLE_STEP * sum([n + 1 for n in (*numbers, seq)])
+            time = STABLE_STEP_MS * sum([n + 1 for n in (*numbers, seq)])
         else:
             time = self._offset + at
         if time > self.last:  # noqa: PLR1730 - a call less, for every outcome
@@ -167,14 +168,15 @@ class Pace:
 
     async def reach(self, at: int) -> None:
         """Wait for the time of a result, from that of the one before; never long, also where a person was waited for."""
-        pause = min((at - self._shown) / 1_000 / self._speed, MAX_PAUSE)
+        pause = min((at - self._shown) / 1_000 / self._speed, MAX_PAUSE_SECONDS)
         if pause > 0:
             await self.sleep(pause)
         self._shown = max(self._shown, at)
 
 
 STARTS = frozenset({*RUNS, RunInBackground})
-MAX_NOTED = 1_000
+MAX_NOTED_CHARS = 1_000
+"""The outcome is lost otherwise, so more than a line of it is shown; a whole document would hide the error."""
 Kept: TypeAlias = "Sequence[tuple[Item, Value | Failure]]"
 """Outcomes with what they are outcomes of."""
 
@@ -730,7 +732,7 @@ def _with_earlier(outcome: Single, earlier: Begun | None) -> Single:
 
 def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) -> None:
     value = outcome.value if isinstance(outcome, Value) else getattr(outcome, "error", None)
-    said = str(getattr(value, "text", value))[:MAX_NOTED]
+    said = str(getattr(value, "text", value))[:MAX_NOTED_CHARS]
     asked = Intent(item.path, item.effect.seq, describe(item))
     what = f"{asked.type} {asked.path}#{asked.seq}"
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
