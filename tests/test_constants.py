@@ -18,7 +18,7 @@ import pytest
 import stepengine
 
 PACKAGE = Path(stepengine.__file__).parent
-COMPLETE = ("data", "machine", "runtime", "journal")
+COMPLETE = ("data", "machine", "runtime", "journal", "engine", "durable")
 STARTS = ("0", "1", "-1", "0.0")
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Pow, ast.LShift)
 
