@@ -20,13 +20,13 @@ from stepengine.data.yields import Ask, Complete
 from stepengine.errors import DataError, StepEngineError, ToolError
 from stepengine.mcp._caps import (
     FIELDS,
+    MAX_ATTEMPTS,
+    MAX_ROUNDS,
     OPTIONS,
     QUESTION_CHARS,
     REQUEST_BYTES,
-    ROUNDS,
     SAMPLED_TOKENS,
     STUBS_BYTES,
-    TRIES,
 )
 from stepengine.runtime.logs import LOGGER
 
@@ -57,7 +57,7 @@ class ServerQuestions:
     def __init__(self, server: str, roots: Sequence[str] = ()) -> None:
         self._server = server
         self._roots = roots
-        self.rounds = ROUNDS
+        self.rounds = MAX_ROUNDS
 
     def answered(self, requests: Mapping[str, Any]) -> Generator[Any, Any, dict[str, Any]]:
         """Return the answer to every request, by key, as JSON."""
@@ -117,7 +117,7 @@ class ServerQuestions:
     def _field(self, message: str, field: _FormField) -> Generator[object, Any, object]:
         """Ask for one field; ``None`` when the person declines, or gives nothing that fits three times."""
         problem = ""
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             text = self._text(message, field.title, field.about, field.hints(), problem)
             said = yield Ask(text, field.options(), multi_select=field.is_list)
             if not said.value:

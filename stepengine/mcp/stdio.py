@@ -22,11 +22,11 @@ from stepengine.mcp._caps import (
     CLOSE_SECONDS,
     FLUSH_SECONDS,
     JUNK_CHARS,
-    JUNK_KEPT,
     JUNK_LINES,
+    JUNK_LINES_KEPT,
     LINE_BYTES,
     STDERR_BYTES,
-    STDERR_SHOWN,
+    STDERR_SHOWN_CHARS,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Pipe:
 
     def last_words(self) -> str:
         """Return the end of what the server wrote to its standard error, fit to be shown."""
-        text = bytes(self._errors[-STDERR_SHOWN:]).decode("utf-8", "replace").strip()
+        text = bytes(self._errors[-STDERR_SHOWN_CHARS:]).decode("utf-8", "replace").strip()
         return visible(text)
 
     @asynccontextmanager
@@ -181,7 +181,7 @@ class Pipe:
                 said = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=UNREADABLE)
                 return SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=said))
             self.junk_count += 1
-            if len(self.junk) < JUNK_KEPT:
+            if len(self.junk) < JUNK_LINES_KEPT:
                 self.junk.append(visible(line[:JUNK_CHARS].decode("utf-8", "replace").strip(), strict=True))
             if self.junk_count > JUNK_LINES:
                 first = "; ".join(self.junk)

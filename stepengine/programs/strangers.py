@@ -42,6 +42,7 @@ from stepengine.data.programs import RunsProgram, set_in_sandbox
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.waiting import ChildRef, Waited
 from stepengine.errors import BadYield, DefinitionError, HandlerError, LimitReached, StepEngineError, ToolError
+from stepengine.machine.author import MAX_CLOSE_ATTEMPTS
 from stepengine.programs.crossing import ByteBudget, TooManyBytes
 from stepengine.programs.prelude import ERRORS, PRELUDE
 from stepengine.programs.rewriting import AgentText, rewritten
@@ -65,8 +66,6 @@ __all__ = ("agents_of_source", "load_file")
 NAME = "<agent>"
 LIMITS = ProgramLimits()
 SECONDS_TO_CLOSE = 1.0
-MOST_CLOSES = 3
-"""As often a handler is asked to end; one that still yields then is ended with its worker."""
 MOST_NOTES = 1_000
 """Of lines for the log, and what is notified, in one turn."""
 MOST_DRAWN = 100_000
@@ -672,7 +671,7 @@ class _HandlerRun(RunsProgram):
         """
         yielded: list[int] = []
         turn: Mapping[str, Any] | None = None
-        for _ in range(MOST_CLOSES):
+        for _ in range(MAX_CLOSE_ATTEMPTS):
             turn = self._closing()
             if turn is None or "asked" not in turn:
                 break

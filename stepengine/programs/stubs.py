@@ -22,7 +22,7 @@ from attrs import frozen
 
 from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.json import thaw
+from stepengine.data.json import MAX_INT, thaw
 from stepengine.data.tools import ToolSpec
 from stepengine.programs.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.tooling.arguments import without_titles
@@ -48,7 +48,6 @@ DESCRIPTION_CHARS, PARAMETER_CHARS, DOCSTRING_CHARS = 600, 200, 3_000
 LONGEST_NAME = 64
 QUERY_CHARS = 1_000
 INDENT = " " * 4
-BIGGEST = 2**63
 
 SHOWN_MODULES = sorted(MODULES.keys() - {"os.path", "posixpath"})
 HELPERS = ("search", "describe", "ask")
@@ -599,7 +598,7 @@ def _literal(values: Sequence[Any]) -> ast.expr:
 def _is_literal(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= LITERAL_CHARS and _clean(value) == value
-    return value is None or isinstance(value, bool) or (type(value) is int and abs(value) < BIGGEST)
+    return value is None or isinstance(value, bool) or (type(value) is int and abs(value) <= MAX_INT)
 
 
 def _constant(value: Any) -> ast.expr:

@@ -44,10 +44,14 @@ __all__ = ("FileSessions", "MemorySessions", "SqliteSessions")
 
 Clock = Callable[[], datetime]
 MAX_FILE_BYTES = 1024 * 1024 * 1024
-NAME_BYTES = 100
+"""A session with pictures may have hundreds of megabytes; a larger file would not fit in memory as text and as values."""
+MAX_NAME_BYTES = 100
+"""File systems allow 255 bytes; what is added to the name and shown in lists should fit as well."""
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 BUSY_SECONDS = 10.0
-TRIES = 100
+"""Saving a long session may take a second on a slow disk, and several turns may save at once."""
+MAX_ATTEMPTS = 100
+"""Each failed attempt means that another save succeeded in between; a hundred in a row are a loop somewhere."""
 
 
 def _utc() -> datetime:
@@ -163,12 +167,12 @@ class Store(ABC):
 
     def _change(self, session_id: str, change: Callable[[Session], Session]) -> Session:
         """Change what is stored, again on top of what somebody else saved meanwhile."""
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 return self.save(change(self.load(session_id)))
             except SessionConflict:
                 time.sleep(0.001)
-        msg = f"the session {session_id!r} is saved by others all the time; it could not be changed in {TRIES} tries"
+        msg = f"the session {session_id!r} is saved by others all the time; it could not be changed in {MAX_ATTEMPTS} tries"
         raise SessionConflict(msg)
 
     def _next(self, session: Session, version: int) -> Session:
@@ -396,9 +400,9 @@ def folder_name(session_id: str) -> str:
     Everything but ``a-z``, ``0-9``, ``_`` and ``-`` is percent-encoded; past 100 bytes a digest stands for the rest.
     """
     encoded = "".join(chr(b) if b in PLAIN else f"%{b:02x}" for b in check_id(session_id).encode())
-    if len(encoded) <= NAME_BYTES:
+    if len(encoded) <= MAX_NAME_BYTES:
         return encoded
-    return f"{encoded[: NAME_BYTES - 66]}.{hashlib.sha256(session_id.encode()).hexdigest()}"
+    return f"{encoded[: MAX_NAME_BYTES - 66]}.{hashlib.sha256(session_id.encode()).hexdigest()}"
 
 
 class FileSessions(Store):

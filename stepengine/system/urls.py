@@ -109,6 +109,7 @@ NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 HOST_CHARS = 253
 SAFE = "/?&=;:@!$'()*+,-._~%[]|"
 MAX_PORT = 65_535
+"""A port of TCP has 16 bits."""
 IPV6 = 6
 
 

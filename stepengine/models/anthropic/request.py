@@ -14,7 +14,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from stepengine.data.models import ModelRequest, ModelSettings
+from stepengine.data.models import DEFAULT_BUDGET_TOKENS, ModelRequest, ModelSettings
 from stepengine.data.server_tools import CodeExecution, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._deferring import hidden_names
@@ -52,7 +52,6 @@ __all__ = (
 )
 
 MIN_BUDGET = 1024
-DEFAULT_BUDGET = 10_000
 UNDEMANDED = frozenset({None, "auto", "none"})
 
 BOUND = re.compile(r"claude-fable-5-1")
@@ -296,7 +295,7 @@ def thinking_of(request: ModelRequest, model: str, family: Family, *, off: bool 
     if demanded:
         return None
     budget = budget_of(thinking)
-    amount = max(MIN_BUDGET, DEFAULT_BUDGET if budget is None else budget)
+    amount = max(MIN_BUDGET, DEFAULT_BUDGET_TOKENS if budget is None else budget)
     return {"type": "enabled", "budget_tokens": amount, **bound, **({} if thinking.show else {"display": "omitted"})}
 
 
