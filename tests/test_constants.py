@@ -18,8 +18,23 @@ import pytest
 import stepengine
 
 PACKAGE = Path(stepengine.__file__).parent
-COMPLETE = ("data", "machine", "runtime", "journal", "engine", "durable")
+COMPLETE = (
+    "data",
+    "machine",
+    "runtime",
+    "journal",
+    "engine",
+    "durable",
+    "tooling",
+    "context",
+    "permissions",
+    "sessions",
+    "system",
+    "mcp",
+)
 STARTS = ("0", "1", "-1", "0.0")
+WORDS = 5
+"""A comment of fewer words is a heading."""
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Pow, ast.LShift)
 
 
@@ -69,9 +84,11 @@ def has_sentence(lines: list[str], statement: ast.stmt, following: ast.stmt | No
         and isinstance(following.value.value, str)
     ):
         return True
-    above = lines[statement.lineno - 2].strip() if statement.lineno > 1 else ""
-    on_line = lines[(statement.end_lineno or statement.lineno) - 1][statement.end_col_offset :]
-    return (above.startswith("#") and "noqa" not in above) or ("#" in on_line and "noqa" not in on_line)
+    on_line = lines[(statement.end_lineno or statement.lineno) - 1][statement.end_col_offset :].partition("#")[2]
+    above, line = "", statement.lineno - 2
+    while line >= 0 and lines[line].lstrip().startswith("#"):
+        above, line = f"{lines[line]} {above}", line - 1
+    return any("noqa" not in comment and len(comment.split()) >= WORDS for comment in (above.replace("#", ""), on_line))
 
 
 def constants_in(
@@ -122,8 +139,9 @@ def test_every_constant_of_a_complete_package_has_its_reason():
     [
         ("MAX_A = 3\n", [("MAX_A", False)]),
         ('MAX_A = 3\n"""Why."""\n', [("MAX_A", True)]),
-        ("# Why.\nMAX_A: Final = -3.5\n", [("MAX_A", True)]),
-        ("MAX_A = 4 * 1024  # why\nMAX_B = 2 * MAX_A\n", [("MAX_A", True), ("MAX_B", False)]),
+        ("# It is as long as\n# a line.\nMAX_A: Final = -3.5\n", [("MAX_A", True)]),
+        ("# limits\nMAX_A = 3\n", [("MAX_A", False)]),
+        ("MAX_A = 4 * 1024  # as much as a page has\nMAX_B = 2 * MAX_A\n", [("MAX_A", True), ("MAX_B", False)]),
         ("A, B = 1, 2\n", [("A, B", False)]),
         ("A = True\nB = 'text'\nC = names + more\n", []),
         ("class Limits:\n    seconds: float = 3\n    count: int = 0\n", [("Limits.seconds", False)]),

@@ -180,7 +180,7 @@ class HeldFile:
     @classmethod
     def before_fork(cls) -> None:
         """Let nobody open or close files while the process is forked."""
-        cls._is_held = cls._lock.acquire(after_fork.PATIENCE)
+        cls._is_held = cls._lock.acquire(after_fork.PATIENCE_SECONDS)
 
     @classmethod
     def after_fork(cls) -> None:

@@ -37,6 +37,7 @@ YES, NO, DEFAULT = "yes", "no", "default"
 TOO_LARGE = "too_large"
 """The only member in the record of a request that is too large: its answer, for which no one is asked."""
 SHOWN_CHOICES = 20
+"""A person reads some dozen names at most; the form of the answer is checked against all."""
 FORMATS = {
     "email": "an e-mail address",
     "uri": "an address such as https://example.com",

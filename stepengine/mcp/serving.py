@@ -51,6 +51,7 @@ __all__ = ("AgentServer", "CallRunner", "Offered", "OfferedCall", "OwnRuns", "Wa
 WAITING = 100
 """How many runs wait for answers at once; the oldest one is forgotten."""
 SHUTDOWN_SECONDS = 2
+"""Open streams never end by themselves; a person who pressed Ctrl-C waits no longer."""
 UNASKED = 10
 """How many questions that nobody was asked a result names."""
 JOURNAL = "stepengine/journal"

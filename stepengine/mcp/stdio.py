@@ -38,7 +38,9 @@ __all__ = ("Pipe", "ServerProgram", "environment")
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME")
 SET = {"TERM": "dumb", "NO_COLOR": "1"}
 POLL_SECONDS = 0.01
-CHUNK = 64 * 1024
+"""A dying process is gone within some milliseconds, and is looked at only while it is closed."""
+CHUNK_BYTES = 64 * 1024
+"""The size of a pipe on Linux, which no read exceeds."""
 UNREADABLE = "its reply is not a message of the protocol, such as text that is not UTF-8, or JSON that is cut or of another shape"
 ANSWER = re.compile(rb'"(?:result|error)"')
 ID = re.compile(rb'"id"\s*:\s*(?:(-?[0-9]{1,18})\b|"([!#-\[\]-~]{1,200})")')
@@ -213,7 +215,7 @@ class Pipe:
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None  # noqa: S101
-        while chunk := await process.stderr.read(CHUNK):
+        while chunk := await process.stderr.read(CHUNK_BYTES):
             self._errors += chunk
             del self._errors[:-STDERR_BYTES]
 
@@ -245,7 +247,7 @@ class Pipe:
 
 async def _drain(process: asyncio.subprocess.Process) -> None:
     assert process.stdout is not None  # noqa: S101
-    while await process.stdout.read(CHUNK):
+    while await process.stdout.read(CHUNK_BYTES):
         pass
 
 
