@@ -111,6 +111,8 @@ def constants_in(
                 name = ast.unparse(target).strip("()")
             case _:
                 continue
+        if name.strip("_").islower() and not where:
+            continue
         if not is_numeric(value, names) or (where and starting_value(value) in STARTS):
             continue
         names.add(name)

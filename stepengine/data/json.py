@@ -54,6 +54,8 @@ MAX_LINE_DEPTH_LEVELS = MAX_DEPTH_LEVELS + 32
 # One without an end goes to the end of the text: if it matched nothing, each quote in it would be tried.
 JSON_STRING = re.compile(rb'(?s)"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)')
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+MAX_DECODINGS = 3
+"""Models encode JSON in JSON once, rarely twice; a text that needs more was not meant as a value."""
 MAX_ARGUMENTS_CHARS = 4 * 1024 * 1024
 """Longer arguments of a tool call are not parsed: no model writes as much, and each copy of the history would hold them."""
 MAX_INT = 2**63 - 1

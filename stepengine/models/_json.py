@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from stepengine.data.json import MAX_ARGUMENTS_CHARS, JsonDict, compact, freeze
+from stepengine.data.json import MAX_ARGUMENTS_CHARS, MAX_DECODINGS, JsonDict, compact, freeze
 from stepengine.data.messages import ToolCallPart
 from stepengine.errors import DataError
 
@@ -28,8 +28,8 @@ __all__ = (
     "word_at",
 )
 
-ROUNDS = 3
-MAX_COUNT = 10**12
+MAX_COUNT_TOKENS = 10**12
+"""No request has as many tokens; a larger number is damage, and would break sums and limits."""
 ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
@@ -122,7 +122,7 @@ def count_of(value: object) -> int | None:
     """Return a number of tokens; ``None`` for anything else: other kinds, negative, broken and impossible numbers."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
+    return value if type(value) is int and 0 <= value <= MAX_COUNT_TOKENS else None
 
 
 def _other_kind(name: str, wanted: str, value: object) -> NoReturn:
@@ -162,7 +162,7 @@ def _as_text(value: object) -> str:
 
 def _object(text: str) -> JsonDict:
     value: object = text
-    for _ in range(ROUNDS):
+    for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):
             break
         value = read_json(utf8(value)) if value.strip() else {}

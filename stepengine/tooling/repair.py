@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.json import MAX_DECODINGS, JsonDict, freeze_object
 from stepengine.errors import DataError
 
 __all__ = ("Aliases", "repairer")
@@ -23,8 +23,6 @@ Aliases = Mapping[str, Sequence[str]]
 """Dotted path of a parameter, such as ``"replacements.old_string"``, to other names that are accepted for it."""
 
 DROPPED = "cb_easp"
-MAX_DECODINGS = 3
-"""Models encode JSON in JSON once, rarely twice; a text that needs more was not meant as a value."""
 READ = frozenset({"array", "object", "integer", "number", "boolean"})
 """The types of JSON Schema whose values are also read from JSON text."""
 
