@@ -1009,7 +1009,7 @@ MUTANTS = (
     Mutant(
         "the bill of xAI is not read",
         "stepengine/models/_reply.py",
-        "        return Decimal(ticks) / TICKS if type(ticks) is int and 0 <= ticks <= MAX_TICKS else None\n",
+        "        return Decimal(ticks) / TICKS_PER_DOLLAR if type(ticks) is int and 0 <= ticks <= MAX_TICKS else None\n",
         "        return None\n",
         ("tests/models/test_pricing.py",),
     ),

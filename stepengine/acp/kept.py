@@ -22,13 +22,13 @@ from attrs import frozen
 from stepengine.acp.choosing import Chosen
 from stepengine.data.visible import visible
 from stepengine.errors import SessionError
+from stepengine.system.calls import OTHERS_WRITE_BITS
 
 __all__ = ("KeptSession", "KeptSessions", "PromptRun")
 
 VERSION = 1
 ID = re.compile(r"[0-9a-f]{16}")
 ABOUT = "session.json"
-OTHERS_WRITE = 0o022
 MAX_ABOUT = 16 * 1_048_576
 TITLE_CHARS = 80
 
@@ -179,7 +179,7 @@ class KeptSessions:
     def _check_owner(self) -> None:
         """Raise unless only this user may put something into the folder: what lies there is what an agent goes on from."""
         status = self._folder.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE_BITS:
             msg = f"others may write in {str(self._folder)!r}; make it yours alone with `chmod 700`"
             raise SessionError(msg)
 

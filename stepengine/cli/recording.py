@@ -29,6 +29,7 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.redaction import ANY
+from stepengine.system.calls import OTHERS_BITS, OTHERS_WRITE_BITS
 from stepengine.system.installed import installed_version
 from stepengine.system.user_state import RUNS
 
@@ -65,8 +66,6 @@ OWN = ("json", "jsonl", "jsonl.mail")
 """How the files of a run end; what it was before it was extended stands beside them."""
 USER = re.compile("//[^/@]*@")
 """What an address may hold beside the place: a name and a password."""
-OTHERS = 0o077
-OTHERS_WRITE = 0o022
 COMPANION_BYTES = 256 * 1024
 TITLE_CHARS = 80
 QUESTION_CHARS = 400
@@ -112,7 +111,7 @@ def _usable_folder() -> Path:
         if not runs.is_dir():
             runs.mkdir(0o700)
         _check_owner(runs)
-        if runs.stat().st_mode & OTHERS:
+        if runs.stat().st_mode & OTHERS_BITS:
             runs.chmod(0o700)
     except OSError as error:
         msg = f"{runs} cannot be used: {error.strerror}"
@@ -124,7 +123,7 @@ def _check_owner(runs: Path) -> None:
     """Raise unless only this user may put something into the folder: what lies there says which agent and options to use."""
     for folder in (runs.parent, runs):
         status = folder.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE_BITS:
             msg = f"others may write in {folder}; make it yours alone with `chmod 700`, or set STEPENGINE_STATE_DIR"
             raise StateProblem(msg)
 

@@ -19,7 +19,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import did_you_mean
-from stepengine.data.json import JsonDict, freeze_object, thaw
+from stepengine.data.json import MAX_INT, JsonDict, freeze_object, thaw
 from stepengine.data.limits import Limits
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError
@@ -37,7 +37,6 @@ FILE_BYTES = 256 * 1024
 LINE_DOTS = 200
 """A key of very many parts takes the parser the square of their number."""
 SHOWN_CHARS = 60
-MAX_INT = 2**63 - 1
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 KEYLIKE = re.compile(r"(?:key|token|secret|password)s?", re.IGNORECASE)
 LOGS = ("debug", "info", "warning", "error", "off")

@@ -14,6 +14,7 @@ from attrs import frozen
 from stepengine.context.masking import is_placeholder, placeholder
 from stepengine.context.policy import COUNT, SHARE
 from stepengine.data.definition import HookContext
+from stepengine.data.estimate import CHARS_PER_TOKEN, MEDIA_TOKENS
 from stepengine.data.hooks import Change
 from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult
 from stepengine.data.state import AgentState
@@ -25,9 +26,11 @@ from stepengine.tooling.definition import Tool
 
 __all__ = ("find_output", "output_cache")
 
-MEDIA_CHARS = 6_400
+MEDIA_CHARS = MEDIA_TOKENS * CHARS_PER_TOKEN
+"""An image or document counts as many characters as its estimated tokens have."""
 MARK = "trimmed"
 READ_CHARS = 10_000
+"""About 2,500 tokens for each page of a stored output: some pages fit in a step, and a search term is seen in its place."""
 
 
 @tool(

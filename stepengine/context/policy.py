@@ -32,7 +32,9 @@ __all__ = (
 )
 
 DEFAULT_MAX_TOKENS = 100_000
+"""Fits with its reply in the window of 128,000 tokens that most models have at least."""
 WINDOW_RATIO = 0.8
+"""The rest is for the reply, and for the error of an estimate that counts characters."""
 REMINDER_TOKENS = 20
 """What a step prompt takes beside its own text: the message and its reminder tags."""
 

@@ -208,17 +208,28 @@ def continue_message() -> UserMessage:
     return UserMessage(CONTINUE, (CONTINUE_TAG,))
 
 
-CHARS_PER_TOKEN = 3
+SAFE_CHARS_PER_TOKEN = 3
+"""Fewer than the usual four: a text that is cut to a number of tokens must not exceed it in a language with short tokens."""
 NOTICE_CHARS = 50
-HEAD_SHARE = 0.8
+"""The length of the sentence that tells how much was cut."""
+HEAD_RATIO = 0.8
+"""The beginning of a text says what it is about; its end holds the result."""
 COMMAND_CHARS = 50
+"""The program and its first arguments; what it printed is kept apart."""
 QUESTION_CHARS = 200
+"""A question in full, mostly: its answer means nothing without it."""
 AGENT_CHARS = 1_000
+"""A paragraph for each agent: the task that it was given, not the material."""
 ERROR_CHARS = 100
+"""The first line of an error; the model has seen the rest when it was new."""
 ANSWER_CHARS = 10_000
+"""What a person answered is kept nearly whole: nobody can be asked again."""
 EDIT_CHARS = 2_000
+"""The changed places of a file: the file itself can be read again."""
 OUTPUT_TOKENS = 1_300
+"""About a page of what an agent returned; a summary holds dozens of them."""
 RESULT_TOKENS = 5_000
+"""All lines of one message of results: one step must not take the room of the others."""
 
 EDITING = ("write_file", "str_replace", "apply_patch", "propose_write_file", "propose_str_replace")
 SPAWNING = ("spawn_agents", "spawn_agent_inline", "task")
@@ -226,11 +237,11 @@ SPAWNING = ("spawn_agents", "spawn_agent_inline", "task")
 
 def cut(text: str, tokens: int) -> str:
     """Return *text* cut to three characters per token: 80 % of its head, 20 % of its tail, and how much is missing."""
-    limit = tokens * CHARS_PER_TOKEN
+    limit = tokens * SAFE_CHARS_PER_TOKEN
     if len(text) <= limit:
         return text
     kept = max(0, limit - NOTICE_CHARS)
-    head = int(kept * HEAD_SHARE)
+    head = int(kept * HEAD_RATIO)
     tail = text[len(text) - (kept - head) :]
     return f"{text[:head]}\n[... {len(text) - kept} characters left out ...]\n{tail}"
 
@@ -426,7 +437,9 @@ def _outputs(children: Sequence[Mapping[str, object]], forgotten: frozenset[str]
 LAST_REQUEST = "last_request_at"
 """The member of ``AgentState.context`` that says when the model was last asked; kept only for the cold trigger."""
 MARGIN_TOKENS = 1_000
+"""Room for the next message, so that the history is pruned before a request is refused and not after."""
 MARGIN_DIVISOR = 20
+"""Of a small window the margin takes one part in twenty at most."""
 SUMMARY_SHARE = 2
 """The summary may have one half of the room that the messages have, so that the next prune is far away."""
 UNLIMITED = EntryCaps()

@@ -40,9 +40,12 @@ SUMMARY = "SUMMARY"
 SUMMARY_REQUEST = "SUMMARY_REQUEST"
 INSTRUCTIONS = "INSTRUCTIONS_PROMPT"
 MAX_CUTS = 4
-UNBOUNDED = 10**12
+"""Each attempt cuts the history further; a request that is still too large after four has another fault."""
+UNBOUNDED_TOKENS = 10**12
+"""Above each context window, where the window is not known."""
 NO_TIME = datetime.min.replace(tzinfo=UTC)
-RATIO = 0.8
+DEFAULT_WINDOW_RATIO = 0.8
+"""The rest is for the reply, and for the error of an estimate that counts characters."""
 
 REQUEST = """\
 Pause the work. This conversation is becoming too long for you, so your next message replaces everything above it: you will \
@@ -101,7 +104,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     directives: str = attrs.field(default="", kw_only=True)
     summarizer: Summarizer | None = attrs.field(default=None, validator=_summarizer, kw_only=True)
     model: str | None = attrs.field(default=None, kw_only=True)
-    window_ratio: float = attrs.field(default=RATIO, validator=WINDOW_SHARE, kw_only=True)
+    window_ratio: float = attrs.field(default=DEFAULT_WINDOW_RATIO, validator=WINDOW_SHARE, kw_only=True)
     keep_last: int = attrs.field(default=0, validator=COUNT, kw_only=True)
     auto: bool = attrs.field(default=True, kw_only=True)
     enabled: bool = attrs.field(default=True, kw_only=True)
@@ -119,7 +122,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
 
     def _change(self, ctx: HookContext, limits: ContextLimits) -> Generator[Yieldable, StepResult, Change | None]:
         if ctx.overflow is None:
-            limits = attrs.evolve(limits, max_tokens=ctx.context_window or UNBOUNDED)
+            limits = attrs.evolve(limits, max_tokens=ctx.context_window or UNBOUNDED_TOKENS)
         shorter = yield from self.shortened(ctx.state, limits, _settings(ctx.agent.settings))
         if shorter is None:
             return None
@@ -163,7 +166,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
             return said
         text = "\n\n".join([t for t in (REQUEST, self.directives.strip()) if t])
         request = UserMessage(text, (SUMMARY_REQUEST,))
-        limits = limits or ContextLimits.of(state, UNBOUNDED)
+        limits = limits or ContextLimits.of(state, UNBOUNDED_TOKENS)
         room = attrs.evolve(limits, max_tokens=limits.max_tokens - message_tokens(request))
         asked = _cut(old, room) or old
         for _ in range(MAX_CUTS):

@@ -9,10 +9,12 @@ __all__ = ("MAX_SUGGESTIONS", "did_you_mean", "find_nearest", "list_names")
 
 MAX_SUGGESTIONS: Final = 5
 """Names in one message: a longer list hides the one that the reader needs."""
-MAX_CHARS: Final = 100
+NEAR_RATIO: Final = 0.75
+"""For names that are guessed from afar: at difflib's 0.6, short names that mean something else are near, too."""
+MAX_COMPARED_CHARS: Final = 100
 """Characters of a word that are compared: the time for that grows with their square."""
-MAX_COMPARED: Final = 1_000
-"""Names that are compared with an unknown word."""
+MAX_COMPARED_NAMES: Final = 1_000
+"""An error message must not take longer than a blink, also where ten thousand tools have the wrong prefix."""
 
 
 def find_nearest(word: str, known: Iterable[str], *, alike: float = 0.6, n: int = MAX_SUGGESTIONS) -> tuple[str, ...]:
@@ -27,7 +29,9 @@ def find_nearest(word: str, known: Iterable[str], *, alike: float = 0.6, n: int 
     """
     from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
 
-    return tuple(get_close_matches(word[:MAX_CHARS], list(dict.fromkeys(known))[:MAX_COMPARED], n=n, cutoff=alike))
+    return tuple(
+        get_close_matches(word[:MAX_COMPARED_CHARS], list(dict.fromkeys(known))[:MAX_COMPARED_NAMES], n=n, cutoff=alike)
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str], *, alike: float = 0.6, otherwise: str = "") -> str:

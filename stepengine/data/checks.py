@@ -35,7 +35,8 @@ __all__ = (
 )
 
 T = TypeVar("T")
-SHOWN = 100
+SHOWN_CHARS = 100
+"""A longer literal is named by its type, so that an error message stays on about two lines of a terminal."""
 Validator: TypeAlias = Callable[[Any, Any, Any], None]
 
 
@@ -91,7 +92,7 @@ def written(value: object) -> str:
     """Return *value* as its author wrote it, if that is short, else what it is."""
     if isinstance(value, (dict, list, tuple, set)):
         text = repr(value)
-        return text if len(text) <= SHOWN else shown(value)
+        return text if len(text) <= SHOWN_CHARS else shown(value)
     return f"the class {value.__name__}" if isinstance(value, type) else shown(value)
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import mended
-from stepengine.data.object_codec import FORMAT, ObjectCodec
+from stepengine.data.object_codec import FORMAT_VERSION, ObjectCodec
 from stepengine.data.stored import STORED_TYPES
 from stepengine.errors import DataError
 
 __all__ = (
-    "FORMAT",
+    "FORMAT_VERSION",
     "STORED",
     "bare",
     "bare_any",

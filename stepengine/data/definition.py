@@ -18,7 +18,7 @@ import attrs
 from attrs import frozen
 from typing_extensions import TypeVar
 
-from stepengine.data.alike import find_nearest, list_names
+from stepengine.data.alike import NEAR_RATIO, find_nearest, list_names
 from stepengine.data.checks import FLAG, Fine, an_instance, fine, or_none
 from stepengine.data.estimate import Measured
 from stepengine.data.functions import is_async, is_generator_function, location_of, takes_one_argument, unwrapped
@@ -259,7 +259,6 @@ ELSEWHERE = {
     "handler": "handle_steps",
 }
 """What other libraries call it; what they write as ``oneWord`` is looked up as ``one_word``."""
-NEAR = 0.75
 CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -396,7 +395,7 @@ def _input_schema(value: Any) -> InputSchema | None:
 def _closest_field(name: str, known: Sequence[str]) -> str:
     """Return what was probably meant by a field that does not exist; ``""`` when nothing is like it."""
     ours = CAPITAL.sub("_", name).lower()
-    return ELSEWHERE.get(ours) or next(iter(find_nearest(ours, known, alike=NEAR)), "")
+    return ELSEWHERE.get(ours) or next(iter(find_nearest(ours, known, alike=NEAR_RATIO)), "")
 
 
 def _members(agent_id: object, field: str, value: object) -> tuple[Any, ...]:

@@ -12,13 +12,20 @@ from stepengine.data.transcript import Transcript
 
 __all__ = ("Measured", "estimate_tokens", "message_tokens", "tokens_since", "tool_tokens", "transcript_tokens")
 
+CHARS_PER_TOKEN = 4
+"""Of English text and code, as OpenAI and Anthropic give it; other languages have fewer, and no tokenizer is at hand."""
 MEDIA_TOKENS = 1_600
+"""About what Anthropic counts for an image at the largest size that it does not scale down."""
 MESSAGE_TOKENS = 8
+"""
+A guess for the role and the separators that providers put around each message; too many costs little, too few adds
+up.
+"""
 
 
 def estimate_tokens(value: object) -> int:
     """Return the length of *value* divided by four, rounded up: of a string its characters, else its compact JSON."""
-    return -(-len(value if isinstance(value, str) else compact(value)) // 4)
+    return -(-len(value if isinstance(value, str) else compact(value)) // CHARS_PER_TOKEN)
 
 
 def message_tokens(message: Message) -> int:
@@ -35,7 +42,7 @@ def message_tokens(message: Message) -> int:
             chars += len(compact(part.data))
         elif not isinstance(part, CitationPart):  # which is sent to nobody
             chars += len(part.text)
-    return tokens - (-chars // 4)
+    return tokens - (-chars // CHARS_PER_TOKEN)
 
 
 def _add(total: int, message: Message) -> int:
@@ -60,7 +67,7 @@ def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | Non
 
 def tool_tokens(tools: Iterable[ToolSpec]) -> int:
     """Return the estimated size of tool definitions in tokens, without those that a model searches for; each is measured once."""
-    return sum([-(-tool.chars // 4) for tool in tools if not tool.defer_loading])
+    return sum([-(-tool.chars // CHARS_PER_TOKEN) for tool in tools if not tool.defer_loading])
 
 
 class Measured(NamedTuple):

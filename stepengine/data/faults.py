@@ -8,8 +8,8 @@ from stepengine.errors import DataError
 
 __all__ = ("fault", "shown", "within")
 
-SHOWN = 60
-"""Characters of a value in a message."""
+SHOWN_CHARS = 60
+"""A longer value is cut: the message also names the place and the rule, and all of it should fit on a line or two."""
 
 
 def fault(why: str) -> DataError:
@@ -35,6 +35,6 @@ def within(error: DataError, step: str) -> DataError:
 def shown(value: Any) -> str:
     """Return a short text for *value* in a message."""
     if isinstance(value, (str, int, float, type(None))):
-        text = repr(value) if not isinstance(value, int) or value.bit_length() <= SHOWN else "a huge number"
-        return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+        text = repr(value) if not isinstance(value, int) or value.bit_length() <= SHOWN_CHARS else "a huge number"
+        return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
     return f"a {type(value).__name__}"

@@ -44,15 +44,24 @@ JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | lis
 
 NOT_YIELDED = "a generator does nothing by itself: write `yield from` before it, as in `found = yield from call(...)`"
 NOT_AWAITED = "it was not awaited: write `await` where that is possible, and `yield from Perform(fn, ...)` in a handler"
-MAX_DEPTH = 200
-"""How deep a value is nested at most: a value of a tool, an agent, a model."""
-MAX_LINE_DEPTH = MAX_DEPTH + 32
+MAX_DEPTH_LEVELS = 200
+"""
+A deeper value is refused. Real data has some ten levels, and Python's recursion limit of 1,000 frames is not reached
+in 200.
+"""
+MAX_LINE_DEPTH_LEVELS = MAX_DEPTH_LEVELS + 32
 """How deep a line of a journal is nested at most: a value, and what the record puts around it."""
 # One without an end goes to the end of the text: if it matched nothing, each quote in it would be tried.
 JSON_STRING = re.compile(rb'(?s)"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)')
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+MAX_DECODINGS = 3
+"""Models encode JSON in JSON once, rarely twice; a text that needs more was not meant as a value."""
+MAX_ARGUMENTS_CHARS = 4 * 1024 * 1024
+"""Longer arguments of a tool call are not parsed: no model writes as much, and each copy of the history would hold them."""
 MAX_INT = 2**63 - 1
+"""The largest integer of 64 bits: SQLite, PostgreSQL and the parsers of other languages store no larger one."""
 MIN_INT = -(2**63)
+"""The smallest integer of 64 bits, for the same reason."""
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
@@ -128,7 +137,7 @@ def freeze(value: Any, path: str = "$") -> Any:
     if (kind is JsonDict or kind is JsonList) and (hasattr(value, "_levels") or not value):
         return value
     try:
-        return _freeze(value, path, MAX_DEPTH)
+        return _freeze(value, path, MAX_DEPTH_LEVELS)
     except RecursionError:
         raise _too_deep(path) from None
 
@@ -288,7 +297,7 @@ def _number(value: Any, path: str) -> object:
 
 
 def _too_deep(path: str) -> DataError:
-    return DataError(f"nested deeper than {MAX_DEPTH} levels at {path}", path=path)
+    return DataError(f"nested deeper than {MAX_DEPTH_LEVELS} levels at {path}", path=path)
 
 
 def _kind(value: object) -> str:

@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 __all__ = ("BoundedMatcher",)
 
 T = TypeVar("T")
-PER_ITEM, AT_LEAST = 20, 20_000
+COMPARISONS_PER_ITEM = 20
+"""A guess: more finds longer blocks in texts with many equal lines, and takes longer in proportion to the length."""
+MIN_COMPARISONS = 20_000
+"""For the smallest texts: a hundred items that are all equal are compared to the end, within milliseconds."""
 
 
 class BoundedMatcher(difflib.SequenceMatcher[T]):
@@ -29,7 +32,7 @@ class BoundedMatcher(difflib.SequenceMatcher[T]):
     def __init__(self, a: Sequence[T], b: Sequence[T], *, autojunk: bool = True) -> None:
         super().__init__(None, a, b, autojunk)
         self._ours, self._theirs = a, b
-        self._left = PER_ITEM * (len(a) + len(b)) + AT_LEAST
+        self._left = COMPARISONS_PER_ITEM * (len(a) + len(b)) + MIN_COMPARISONS
         places: dict[T, list[int]] = self.b2j  # type: ignore[attr-defined]  # documented, and not in the stubs
         self._needed = [0, *accumulate([len(places.get(item, ())) + 1 for item in a])]
 

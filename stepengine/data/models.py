@@ -77,7 +77,8 @@ Effort: TypeAlias = Literal["none", "low", "medium", "high", "max"]
 
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
 MODES = ("none", "enabled", "extended")
-BUDGET = 10_000
+DEFAULT_BUDGET_TOKENS = 10_000
+"""Enough for a page or two of code to be thought through, and below the output limit of every model that thinks."""
 
 
 def _effort(self: Any) -> str | None:
@@ -107,7 +108,7 @@ class Thinking:
 
     # The fields keep the former names, because a value is stored, compared and fingerprinted by them.
     mode: Literal["none", "enabled", "extended"] = "none"
-    budget_tokens: int = BUDGET
+    budget_tokens: int = DEFAULT_BUDGET_TOKENS
     effort: Effort | None = attrs.field(default=attrs.Factory(_effort, takes_self=True))
     show: bool = True
 
@@ -136,7 +137,8 @@ class Thinking:
         if effort is None and tokens is None and mode == "none":
             effort = "none"
         has_budget = tokens is not None or mode == "extended"
-        budget = BUDGET if budget_tokens is None else budget_tokens  # kept where it says nothing: it was fingerprinted
+        # Kept where it says nothing: it was fingerprinted.
+        budget = DEFAULT_BUDGET_TOKENS if budget_tokens is None else budget_tokens
         self.__attrs_init__(
             "none" if effort == "none" else "extended" if has_budget else "enabled",
             budget if tokens is None or effort == "none" else tokens,
@@ -202,8 +204,9 @@ ServiceTier: TypeAlias = Literal["auto", "standard", "flex", "priority", "fast"]
 TIER = one_of(*get_args(ServiceTier))
 CACHE = one_of("off", "5m", "1h")
 WHOLE = Fine(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number")
-LIKELY = Fine(lambda value: COUNT.test(value) and value <= MOST_LIKELY, "a whole number from 0 to 20")
-MOST_LIKELY = 20
+LIKELY = Fine(lambda value: COUNT.test(value) and value <= MAX_TOP_LOGPROBS, "a whole number from 0 to 20")
+MAX_TOP_LOGPROBS = 20
+"""OpenAI and Google document 20 as the most alternatives that they return for a token."""
 SAFETY = Fine(
     lambda value: all(isinstance(word, str) and word for word in value.values()),
     "words by category, such as {'harassment': 'only_high'}",

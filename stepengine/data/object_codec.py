@@ -24,9 +24,9 @@ from stepengine.data.faults import fault, shown, within
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
 from stepengine.errors import DataError, StepEngineError
 
-__all__ = ("FORMAT", "ObjectCodec", "StoredType")
+__all__ = ("FORMAT_VERSION", "ObjectCodec", "StoredType")
 
-FORMAT = 1
+FORMAT_VERSION = 1
 """The version of the stored form; a newer one is refused."""
 
 
@@ -129,7 +129,7 @@ class ObjectCodec:
         Raises:
             DataError: when *value* or something in it cannot be stored, naming the place.
         """
-        return {"stepengine": FORMAT, **self.bare(value)}
+        return {"stepengine": FORMAT_VERSION, **self.bare(value)}
 
     def bare(self, value: object) -> dict[str, Any]:
         """Return *value* as ``to_json`` does, without the format's version: for what says it once for many values."""
@@ -158,9 +158,9 @@ class ObjectCodec:
             msg = "not a stored stepengine value: there is no member 'stepengine' with the format's version"
             raise fault(msg)
         version = data["stepengine"]
-        if type(version) is not int or version != FORMAT:
+        if type(version) is not int or version != FORMAT_VERSION:
             raise within(
-                fault(f"this version of stepengine reads format {FORMAT}, not {shown(version)}"), ".stepengine"
+                fault(f"this version of stepengine reads format {FORMAT_VERSION}, not {shown(version)}"), ".stepengine"
             )
         return self.restored({k: v for k, v in data.items() if k != "stepengine"})
 

@@ -6,7 +6,7 @@ import re
 from datetime import timedelta
 from typing import Final
 
-__all__ = ("format_age", "parse_age", "parse_size")
+__all__ = ("IDEMPOTENCY_KEY_SECONDS", "format_age", "parse_age", "parse_size")
 
 AGE: Final = re.compile(r"([0-9]{1,9})([smhdw])")
 AGE_UNITS: Final = {
@@ -18,6 +18,8 @@ AGE_UNITS: Final = {
 }
 MAX_AGE: Final = timedelta(days=36_525)
 """100 years: a date that is this far from now can still be computed and stored."""
+IDEMPOTENCY_KEY_SECONDS: Final = 24 * 60 * 60
+"""Clients repeat a request within hours at most; a day later, its idempotency key may be used for another one."""
 SIZE: Final = re.compile(r"([0-9]{1,15}) ?(|kib|mib|gib)")
 SIZE_UNITS: Final = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 

@@ -39,10 +39,17 @@ REFUSED = "refused"
 YES, NO = ("yes", "y", "allow", "true"), ("no", "n", "deny", "false")
 SMALLEST, LARGEST = Decimal("0.000001"), Decimal(10) ** 12
 """The numbers that answer a question lie between these."""
-NUMBER_CHARS = 32
+MAX_NUMBER_CHARS = 32
+"""Nobody types a number that is longer, and a text of any length would take long to parse as a decimal."""
 SHOWN_CHARS = 200
+"""
+An answer that is refused is quoted up to about three lines: enough to recognize it, and no pasted document in an
+error.
+"""
 MAX_QUESTIONS = 100
-"""How many questions of a run may wait for an answer at once."""
+"""
+A run asks at most so many questions at once: a person can still go through the list, and a runaway loop is stopped.
+"""
 
 
 def _object_or_none(value: object) -> JsonDict | None:
@@ -199,7 +206,7 @@ def _cut(text: str) -> str:
 def number_in(answer: Answer) -> Decimal | None:
     """Return an answer as a number, from a millionth to a million millions; ``None`` when it is not one."""
     text = answer.value.strip()
-    if len(text) > NUMBER_CHARS:
+    if len(text) > MAX_NUMBER_CHARS:
         return None
     try:
         number = Decimal(text)

@@ -22,7 +22,7 @@ __all__ = ("Spelling", "cut_off", "spellings_of")
 
 RUNS = re.compile(r"\\+|'+|\"+|[\s\S]")
 FIXED_RUN = re.compile(r"[A-Za-z0-9]+")
-BACKSLASHES = 15
+MAX_BACKSLASHES = 15
 """Text in JSON that is in JSON that is in JSON: each level doubles the backslashes and adds one."""
 NESTED = "{0,3}"
 """How often ``25`` or ``amp;`` is repeated."""
@@ -33,16 +33,20 @@ QUOTE_OF_SHELL = "'\"'\"'"
 URL_SAFE = {"+": "-", "/": "_"}
 CODED_BACKSLASH = rf"(?:%(?:25){NESTED}5[cC]|&(?:amp;){NESTED}(?:#0{{0,7}}92|#[xX]0{{0,7}}5[cC]|bsol);)"
 """A backslash of JSON or source within an address or HTML."""
-SLASHES = rf"(?:\\{{1,{BACKSLASHES}}}|{CODED_BACKSLASH}{{1,3}})"
+SLASHES = rf"(?:\\{{1,{MAX_BACKSLASHES}}}|{CODED_BACKSLASH}{{1,3}})"
 AMPERSAND = rf"(?:&|%(?:25){NESTED}26|{SLASHES}u0026)"
 HASH, SEMICOLON = (rf"(?:{sign}|%(?:25){NESTED}{code})" for sign, code in (("#", "23"), (";", "3[bB]")))
 """The signs of HTML within an address or JSON."""
 CUT = r"[\\%&][\\%&#;A-Za-z0-9]{0,80}"
 """The beginning of an escaped sign, where the end of a text cuts it."""
-ANCHOR = 8
-HEAD = 24
+ANCHOR_CHARS = 8
+"""
+Long enough to be rare in ordinary text, short enough that most secrets have such a run; texts without it are not
+searched.
+"""
+HEAD_SIGNS = 24
 """So many signs are compared one by one to see whether a text ends within a spelling; more would be nested too deep."""
-LONGEST = 160
+MAX_SIGN_CHARS = 160
 """One sign has at most so many characters in any spelling."""
 
 
@@ -64,7 +68,7 @@ class Spelling:
     @cached_property
     def anchor(self) -> str:
         """The end of its longest run of letters and digits, which every spelling holds; may be empty."""
-        return max(FIXED_RUN.findall(self.text), key=len, default="")[-ANCHOR:]
+        return max(FIXED_RUN.findall(self.text), key=len, default="")[-ANCHOR_CHARS:]
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
@@ -81,13 +85,15 @@ class Spelling:
     @cached_property
     def unfinished(self) -> re.Pattern[str]:
         """The expression for a beginning of it at the end of a text; the last sign may be cut, too."""
-        rest = len(self.parts) - HEAD
-        return re.compile(cut_off(self.parts[:HEAD], rf"[\s\S]{{0,{rest * LONGEST}}}\Z" if rest > 0 else r"\Z"))
+        rest = len(self.parts) - HEAD_SIGNS
+        return re.compile(
+            cut_off(self.parts[:HEAD_SIGNS], rf"[\s\S]{{0,{rest * MAX_SIGN_CHARS}}}\Z" if rest > 0 else r"\Z")
+        )
 
     @property
     def longest(self) -> int:
         """How many characters it has at most."""
-        return len(self.text) * LONGEST
+        return len(self.text) * MAX_SIGN_CHARS
 
 
 def spellings_of(value: str, name: str) -> Iterator[Spelling]:
@@ -122,11 +128,13 @@ def _sign(run: str, *, is_base64: bool, is_inside: bool) -> str:
     count = len(run)
     sign = run[0]
     plain = (
-        rf"\\{{{count},{count * (BACKSLASHES + 1)}}}" if sign == "\\" else rf"\\{{0,{BACKSLASHES}}}{re.escape(sign)}"
+        rf"\\{{{count},{count * (MAX_BACKSLASHES + 1)}}}"
+        if sign == "\\"
+        else rf"\\{{0,{MAX_BACKSLASHES}}}{re.escape(sign)}"
     )
     if sign in QUOTES:
         most = count * QUOTES[sign] if is_inside else count
-        plain = rf"(?:\\{{0,{BACKSLASHES}}}{sign}){{{count},{most}}}"
+        plain = rf"(?:\\{{0,{MAX_BACKSLASHES}}}{sign}){{{count},{most}}}"
     other = [URL_SAFE[sign]] if is_base64 and sign in URL_SAFE else []
     coded = [rf"(?:{CODED_BACKSLASH}{{1,3}}{re.escape(sign)}){{{count}}}"]
     if sign == "\\":
@@ -138,7 +146,7 @@ def _sign(run: str, *, is_base64: bool, is_inside: bool) -> str:
 def _escapes(sign: str) -> Iterable[str]:
     data = sign.encode(errors="surrogatepass")
     # Backslashes before a backslash could be shared out in very many ways, and a search would try them all.
-    slashes = rf"\\{{1,{BACKSLASHES}}}" if sign == "\\" else SLASHES
+    slashes = rf"\\{{1,{MAX_BACKSLASHES}}}" if sign == "\\" else SLASHES
     before = "" if sign == "\\" else f"{SLASHES}?"
     yield before + "".join([f"%(?:25){NESTED}{_hex(byte, 2)}" for byte in data])
     code = ord(sign)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 # How many generations of copies are remembered, to know without looking what two transcripts share. A policy that cuts
 # at every step would make the list as long as the run.
-KEPT_LINEAGE = 8
+KEPT_GENERATIONS = 8
 
 _new = object.__new__
 
@@ -258,7 +258,7 @@ class Transcript(Sequence[Message]):
         # What was computed of the messages that stay (digests, sizes) comes along: a fork of a long conversation would
         # otherwise compute all of it again.
         old = self._buffer
-        buffer = _Buffer(items, old.ancestry(kept)[:KEPT_LINEAGE], old.calls_below(len(items)))
+        buffer = _Buffer(items, old.ancestry(kept)[:KEPT_GENERATIONS], old.calls_below(len(items)))
         buffer.free.clear()
         buffer.memos.update({key: values[:kept] for key, values in old.memos.items()})
         buffer.folds.update({key: values[:kept] for key, values in old.folds.items()})

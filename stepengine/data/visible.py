@@ -16,7 +16,8 @@ HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 """Unicode categories of what has no picture of its own: controls, formats, private use, surrogates, separators."""
 JOINERS = frozenset("\u200d\ufe0e\ufe0f")
 """They shape emoji and stay in running text; names and paths show them."""
-MAX_COMBINING = 8
+MAX_COMBINING_MARKS = 8
+"""No language stacks as many marks on a letter, and longer stacks are drawn over the lines above and below."""
 SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
@@ -36,7 +37,7 @@ def visible(text: str, *, strict: bool = False) -> str:
     marks = 0
     for character in text.replace("\r\n", "\n"):
         marks = marks + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
-        if marks <= MAX_COMBINING:
+        if marks <= MAX_COMBINING_MARKS:
             shown.append(_escape_character(character, strict=strict))
     return "".join(shown)
 

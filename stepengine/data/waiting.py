@@ -19,6 +19,7 @@ __all__ = ("Awaited", "ChildRef", "Received", "Waits", "WaitsFor", "waits_in_wor
 Out = TypeVar("Out", default=Any)
 WaitsFor: TypeAlias = Literal["question", "time", "message", "child"]
 SHOWN_WAITS = 20
+"""About one screen of reasons; further ones are only counted."""
 
 
 @frozen

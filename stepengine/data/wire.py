@@ -21,7 +21,7 @@ import attrs
 from stepengine.data.ai_sdk import LIFETIMES, plain_message
 from stepengine.data.alike import list_names
 from stepengine.data.faults import fault, shown, within
-from stepengine.data.json import JsonValue, freeze_object, text_of, thaw
+from stepengine.data.json import MAX_ARGUMENTS_CHARS, JsonValue, freeze_object, text_of, thaw
 from stepengine.data.messages import (
     AssistantMessage,
     CitationPart,
@@ -39,7 +39,7 @@ from stepengine.data.messages import (
     UserMessage,
     joined_text,
 )
-from stepengine.data.object_codec import FORMAT, ObjectCodec
+from stepengine.data.object_codec import FORMAT_VERSION, ObjectCodec
 from stepengine.data.stored_values import VALUE_TYPES
 from stepengine.errors import DataError
 
@@ -47,7 +47,6 @@ __all__ = ("ImportedHistory", "read_history", "read_messages", "to_dicts")
 
 
 CITED = ("url", "title", "quote", "said", "source")
-MAX_ARGUMENTS = 4 * 1024 * 1024
 TAGGING = {"tags", "ttl", "timeToLive"}
 ABOUT_A_REPLY = {"id", "type", "object", "created", "model", "stop_reason", "stop_sequence", "finish_reason", "usage"}
 """What a message says about the reply that it was, and no part of the conversation."""
@@ -137,7 +136,7 @@ def _read_parts(message: Mapping[str, Any], role: str, names: Mapping[str, str])
 
 
 def _read_stored(message: Mapping[str, object]) -> Message:
-    loaded: Message = _message_codec().from_json({"stepengine": FORMAT, **message})
+    loaded: Message = _message_codec().from_json({"stepengine": FORMAT_VERSION, **message})
     return loaded
 
 
@@ -183,8 +182,8 @@ def _call(call: Mapping[str, object]) -> ToolCallPart:
 
 def _make_call(call_id: str, name: str, text: str) -> ToolCallPart:
     """Return a call; arguments that are no JSON object are kept as they were written, as in a reply."""
-    if len(text) > MAX_ARGUMENTS:
-        msg = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS} are read"
+    if len(text) > MAX_ARGUMENTS_CHARS:
+        msg = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS_CHARS} are read"
         raise within(fault(msg), ".arguments")
     try:
         return ToolCallPart(call_id, name, freeze_object(json.loads(text) if text.strip() else {}))

@@ -513,17 +513,22 @@ def asked_by_program(calls: Sequence[Member[Any]], lines: Sequence[int]) -> Para
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
-LONGEST = 100 * 365.25 * 24 * 3600
+MAX_PAUSE_SECONDS = 100 * 365.25 * 24 * 3600
 """A hundred years in seconds: what is longer is a mistake, and some of it is no date any more."""
 LAST_YEAR = 9_000
-MAX_TOPIC = 200
+"""``datetime`` ends with the year 9999: a later date may overflow in another time zone or with a timeout added."""
+MAX_TOPIC_CHARS = 200
+"""
+Room for a path such as 'order/42' with a UUID or a digest in it; a topic names the subject and does not carry the
+data.
+"""
 TOPIC_SIGNS = frozenset("_-.:/")
 
 
 def _patience(value: Any, what: str) -> float:
     """Return seconds as a number."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= LONGEST:
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= MAX_PAUSE_SECONDS:
         return float(seconds)
     msg = f"{what} is a number of seconds or a timedelta, from 0 to a hundred years, not {value!r}"
     raise BadYield(msg)
@@ -552,11 +557,11 @@ def _date(value: datetime | None) -> datetime | None:
 def a_topic(value: str) -> str:
     """Return the name of a topic; raises ``BadYield`` for anything else."""
     given: object = value
-    is_name = isinstance(given, str) and 0 < len(given) <= MAX_TOPIC and given.isascii()
+    is_name = isinstance(given, str) and 0 < len(given) <= MAX_TOPIC_CHARS and given.isascii()
     if is_name and all(sign.isalnum() or sign in TOPIC_SIGNS for sign in value):
         return value
     msg = (
-        f"a topic is a name of at most {MAX_TOPIC} letters, digits and {' '.join(sorted(TOPIC_SIGNS))}, such as 'order/42', not "
+        f"a topic is a name of at most {MAX_TOPIC_CHARS} letters, digits and {' '.join(sorted(TOPIC_SIGNS))}, such as 'order/42', not "
         f"{value!r}"
     )
     raise BadYield(msg)
@@ -837,7 +842,8 @@ class Race(Member["tuple[int, T_co]"], Generic[T_co]):
 
 
 Ret = TypeVar("Ret", default=None)
-SHOWN = 40
+SHOWN_CHARS = 40
+"""A longer value is named by its type, so that an error message about a wrong yield stays on one line."""
 MODEL = fine(
     or_none(Fine(lambda value: isinstance(value, str) and value.strip() != "", "a string such as 'openai/gpt-5'")),
     BadYield,
@@ -930,7 +936,7 @@ def _fields(result: StepResult) -> tuple[object, ...]:
 
 def _kind_of(value: object) -> str:
     """Return *value* where it is short and plain, else its type."""
-    plain = isinstance(value, (str, bool, int, float)) and len(repr(value)) <= SHOWN
+    plain = isinstance(value, (str, bool, int, float)) and len(repr(value)) <= SHOWN_CHARS
     return repr(value) if plain else f"a {type(value).__name__}"
 
 
@@ -1011,6 +1017,10 @@ class StepText(_Iterated):
 
 
 MAX_CANDIDATES = 64
+"""
+Each candidate is a paid request; a larger number is more likely a mistake than a plan, and would start as many calls
+at once.
+"""
 
 
 def _count(value: int) -> int:

@@ -26,6 +26,7 @@ from stepengine.errors import DataError, DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 
 __all__ = (
+    "CHILD_POLL_SECONDS",
     "DatabaseAway",
     "away",
     "away_errors",
@@ -49,10 +50,15 @@ EXTRA = "pip install 'stepengine[durable]'"
 WORKFLOW = "stepengine.run"
 DIALECT = "postgresql+psycopg"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{2,63}")
+# Five times a second: a tree of a hundred waiting parents asks the database 500 times so, which it bears; once a second
+# would be felt in each child (durable:U22).
+CHILD_POLL_SECONDS = 0.2
 QUIET_SECONDS = 10.0
+"""Each worker repeats the same line at each attempt while the database is away; one in ten seconds still shows that it lasts."""
 CANCELLED = ("DBOSAwaitedWorkflowCancelledError", "DBOSWorkflowCancelledError")
 UNLOCK = "select pg_advisory_unlock_all()"
 UNLOCK_SECONDS = 2.0
+"""The server answers in milliseconds. One that does not frees the lock when it notices that the connection is closed."""
 KEEPALIVE: Mapping[str, Any] = {
     "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "connect_timeout": 10,
     "tcp_user_timeout": 25_000,

@@ -62,9 +62,12 @@ INSTEAD = {
     "keep_open": "the next turn is a run of its own, with the same session_id=",
     "wait_for_answers": "a question waits until somebody answers it",
 }
-POLL = 0.1
-AWAY_SECONDS = 60.0
-MOST_PAUSE = 1.0
+FIRST_POLL_SECONDS = 0.1
+"""A caller that waits for a short run hardly notices it, and one query in a tenth of a second costs nothing."""
+MAX_AWAY_SECONDS = 60.0
+"""Long enough for a restart or a failover of PostgreSQL, short enough that a caller learns of a real outage."""
+MAX_POLL_SECONDS = 1.0
+"""A thousand callers who wait for long runs ask a thousand times in a second, which one database answers."""
 
 
 class DurableEngine:
@@ -426,7 +429,7 @@ class DurableEngine:
         """
         loop = asyncio.get_running_loop()
         until: float | None = None
-        pause = POLL
+        pause = FIRST_POLL_SECONDS
         while True:
             try:
                 state = await self.operator.ended(run, pause)
@@ -435,10 +438,10 @@ class DurableEngine:
                 asked, left = ([], []) if waits else await self.operator.rests(run, beyond=self._sleep_in_process)
                 if asked or left:
                     return self._suspended_result(run, asked, left)
-                until, pause = None, min(2 * pause, MOST_PAUSE)
+                until, pause = None, min(2 * pause, MAX_POLL_SECONDS)
             except DatabaseAway:
                 # Workers wait for it as well; whoever waits here is told when it stays away.
-                until = until or loop.time() + AWAY_SECONDS
+                until = until or loop.time() + MAX_AWAY_SECONDS
                 if loop.time() > until:
                     raise
                 await asyncio.sleep(pause)
@@ -509,7 +512,7 @@ class DurableEngine:
             open_ = {question.id for question in result.pending_questions}
             if not open_ or open_ - answered or not answered:
                 return result
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(FIRST_POLL_SECONDS)
 
     async def cancel(self, run: str) -> None:
         """Cancel a run and everything below it; see ``Operator.cancel``."""

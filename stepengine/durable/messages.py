@@ -30,7 +30,8 @@ __all__ = ("TOPIC", "HeardMessages", "form_of", "keep_delivering", "posted_to", 
 TOPIC = "said"
 """Where messages to a run wait."""
 POST = "post:"
-LOOK_SECONDS = 0.5
+DELIVERY_SECONDS = 0.5
+"""A person hardly notices half a second; each worker asks the database twice in a second for all of its runs together."""
 POSTED = """
     select destination_uuid, message_uuid, topic, message from dbos.notifications
     where destination_uuid = any(%s) and topic like 'post:%%' and serialization = 'portable_json'
@@ -166,7 +167,7 @@ class Listening(Protocol):
 async def keep_delivering(database: DatabaseAccess, runs: Callable[[], Collection[Listening]]) -> None:
     """Put messages into the inboxes of the runs that this process executes, until this is cancelled."""
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(DELIVERY_SECONDS)
         # One that still repeats what is recorded may be about to meet the record of having heard it.
         live = [run for run in runs() if run.tree is not None and run.is_live]
         found = {run.root: run for run in live if run.root is not None}

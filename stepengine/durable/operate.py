@@ -26,6 +26,7 @@ from stepengine.data.state import AgentState, RunInfo
 from stepengine.data.waiting import Waits
 from stepengine.data.yields import a_topic
 from stepengine.durable.database import (
+    CHILD_POLL_SECONDS,
     WORKFLOW,
     DatabaseAway,
     away,
@@ -39,15 +40,15 @@ from stepengine.durable.indexes import is_below, root_of
 from stepengine.durable.messages import TOPIC, form_of, posted_topic, problem_of
 from stepengine.durable.sessions import SENT, Sessions, line_name, run_of_result
 from stepengine.durable.wire import Order, Reply, Seed, answers_form, portable_form
+from stepengine.engine.options import MAX_RUN_ID_CHARS
 from stepengine.errors import AnswerRejected, InputError, JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.encoding import restored
+from stepengine.journal.mailbox import MAX_VALUE_BYTES
 
 __all__ = ("OVER", "Operator", "RunView", "Step", "Waiting", "new_id", "question_waits")
 
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 """The states of runs that no worker resumes by itself."""
-MAX_ID = 200
-MAX_VALUE = 1024 * 1024
 UNREAD = """
     select topic, message, message_uuid from dbos.notifications
     where destination_uuid = %s and not consumed and serialization = 'portable_json' order by created_at_epoch_ms
@@ -65,8 +66,8 @@ LIVING = f"""
     group by s.workflow_uuid, s.status
 """  # noqa: S608
 """The runs of trees that have not ended, with how many children they asked for, and of how many they know the end."""
-LOOK_SECONDS = 0.1
-CHILD_POLL = 0.2
+WAIT_SECONDS = 0.1
+"""One query looks at all runs that this process waits for, so ten in a second are cheap, and a short run is noticed at once."""
 STEPS = """
     select function_id, function_name, output, serialization from dbos.operation_outputs
     where workflow_uuid = %s and function_id <> all(%s::int[]) order by function_id
@@ -141,8 +142,8 @@ def check_id(run: str) -> str:
     Raises:
         InputError: when no root run can have that id.
     """
-    if not run or len(run) > MAX_ID or "/" in run or not run.isprintable() or run != run.strip():
-        msg = f"the id of a run is up to {MAX_ID} printable characters without '/', not {run[:MAX_ID]!r}"
+    if not run or len(run) > MAX_RUN_ID_CHARS or "/" in run or not run.isprintable() or run != run.strip():
+        msg = f"the id of a run is up to {MAX_RUN_ID_CHARS} printable characters without '/', not {run[:MAX_RUN_ID_CHARS]!r}"
         raise InputError(msg, issues=("id",))
     return run
 
@@ -316,7 +317,7 @@ class _Watch:
                         self._tell(run, _unknown(run))
                     elif state in OVER:
                         self._tell(run, state)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(WAIT_SECONDS)
 
     def _tell(self, run: str, news: str | StepEngineError) -> None:
         for future in self._waiting.get(run, ()):
@@ -633,7 +634,7 @@ class Operator:
         unsure = [root for root, (_, waits) in found.items() if any(wait.kind == "child" for wait in waits)]
         if unsure:
             # A child may have ended, and its parent not have seen it yet.
-            await asyncio.sleep(2 * LOOK_SECONDS + CHILD_POLL)
+            await asyncio.sleep(2 * WAIT_SECONDS + CHILD_POLL_SECONDS)
             again = await self._resting(unsure, beyond)
             for root in unsure:
                 if again.get(root) != found[root]:
@@ -780,11 +781,11 @@ class Operator:
         """
         where, key = posted_topic(path, a_topic(topic)), check_id(new_id() if id is None else id)
         if not all(part.isdecimal() for part in path.split(".") if path):
-            msg = f"the path of a run is numbers with dots between them, such as '3.0', not {path[:MAX_ID]!r}"
+            msg = f"the path of a run is numbers with dots between them, such as '3.0', not {path[:MAX_RUN_ID_CHARS]!r}"
             raise InputError(msg, issues=("path",))
         said = portable_form({"value": freeze(value)})
-        if len(canonical(said)) > MAX_VALUE:
-            msg = f"a message is JSON of at most {MAX_VALUE:,} bytes"
+        if len(canonical(said)) > MAX_VALUE_BYTES:
+            msg = f"a message is JSON of at most {MAX_VALUE_BYTES:,} bytes"
             raise InputError(msg, issues=("value",))
         view = await self.run(root)
         if view.is_over or "/" in root:

@@ -32,12 +32,12 @@ from stepengine.durable.database import (
     queue_name,
 )
 from stepengine.durable.indexes import made_indexes
-from stepengine.durable.queues import LOOK_SECONDS, Queues
+from stepengine.durable.queues import MAX_LOOK_SECONDS, Queues
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.schedule_book import made_book
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.steps import DurableRun
-from stepengine.durable.wire import SCHEMA, Order, Seed
+from stepengine.durable.wire import SCHEMA_VERSION, Order, Seed
 from stepengine.durable.workers import enlist, made_list, strike_off
 from stepengine.engine.launching import Launcher
 from stepengine.errors import DefinitionError, StepEngineError
@@ -47,11 +47,16 @@ from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorBusy", "WorkerProcess", "WorkerSetting", "release_of")
 
-POOL_SIZE = 8
-THREADS = 64
+POOL_CONNECTIONS = 8
+"""A connection costs the server some megabytes, and it has 100 by default; effects share these for milliseconds each."""
+MAX_EXECUTOR_THREADS = 64
+"""Runs that wait for an answer hold one each while they ask the database; an idle thread costs little."""
 WATCH_SECONDS = 0.5
+"""How fast a cancelled run stops here: a person sees it happen, and one small query twice in a second is cheap."""
 PATIENCE_SECONDS = 1.0
+"""The server needs a moment to notice that a process has ended; a second covers that and delays nobody who stops a worker."""
 SETTLE_SECONDS = 0.1
+"""Queries that are in progress take milliseconds."""
 OWNERS = "select workflow_uuid, status, executor_id from dbos.workflow_status where workflow_uuid = any(%s)"
 LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 SHARED_LOCK = "select pg_advisory_lock_shared(hashtextextended(%s, 0))"
@@ -134,7 +139,7 @@ def release_of(
     known = {
         a.id: [definition_fingerprint(a, specs(a)), _source(a.handle_steps), *map(_source, bodies(a))] for a in agents
     }
-    return f"se{SCHEMA}-{hashlib.sha256(canonical(known).encode()).hexdigest()[:12]}"
+    return f"se{SCHEMA_VERSION}-{hashlib.sha256(canonical(known).encode()).hexdigest()[:12]}"
 
 
 def _source(handler: Any) -> str:
@@ -294,8 +299,8 @@ class WorkerProcess:
             "executor_id": setting.executor,
             "application_version": setting.release,
             "serializer": portable(),
-            "sys_db_pool_size": POOL_SIZE,
-            "max_executor_threads": THREADS,
+            "sys_db_pool_size": POOL_CONNECTIONS,
+            "max_executor_threads": MAX_EXECUTOR_THREADS,
             "run_migrations": setting.migrate,
             "log_level": "WARNING",
             "console_log_level": "WARNING",
@@ -309,7 +314,7 @@ class WorkerProcess:
         for depth in range(setting.depth + 1):
             # Only roots: a bound on children of all trees together would let trees wait for each other.
             most, starts = (setting.global_concurrency, setting.starts_per_minute) if depth == 0 else (None, None)
-            pause = setting.polling if depth == 0 else min(LOOK_SECONDS, setting.polling)
+            pause = setting.polling if depth == 0 else min(MAX_LOOK_SECONDS, setting.polling)
             queue = await package.DBOS.register_queue_async(
                 queue_name(setting.pool, depth),
                 worker_concurrency=setting.concurrency if most is None else min(setting.concurrency, most),

@@ -17,10 +17,10 @@ from typing import Any
 
 from stepengine.errors import StepEngineError
 
-__all__ = ("LOOK_SECONDS", "Queues")
+__all__ = ("MAX_LOOK_SECONDS", "Queues")
 
-LOOK_SECONDS = 0.2
-"""Seconds between two looks, unless a queue is to be looked at more often."""
+MAX_LOOK_SECONDS = 0.2
+"""How long a submitted run waits at most for its start. Each worker asks five times in a second, unless a queue asks for more."""
 FULL = """
 select queue.name from unnest(%s::text[]) as queue (name) where exists (
     select from dbos.workflow_status where queue_name = queue.name and status = 'ENQUEUED'
@@ -67,7 +67,7 @@ class Queues:
     @property
     def pause(self) -> float:
         """Seconds until the next look; never quite the same, so that workers do not come at once."""
-        return min([LOOK_SECONDS, *self._pauses.values()]) * random.uniform(0.95, 1.05)  # noqa: S311 - no secret
+        return min([MAX_LOOK_SECONDS, *self._pauses.values()]) * random.uniform(0.95, 1.05)  # noqa: S311 - no secret
 
     async def take(self, connection: Any) -> None:
         """Begin to take runs from the queues that hold some, as *connection* sees them."""

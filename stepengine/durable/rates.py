@@ -124,13 +124,18 @@ GRANTS = (
     "grant usage on schema stepengine",
     "grant select, insert, update, delete on stepengine.rate_seconds, stepengine.rate_workers",
 )
-AT_ONCE = 100
-"""How many requests are asked for with one question."""
-LOOK_SECONDS = 0.1
-LONGEST_LOOK = 1.0
-TELL_SECONDS = 0.05
-AWAY_SECONDS = 0.5
-LONGEST_AWAY = 5.0
+BATCH_REQUESTS = 100
+"""Requests that one question asks for: more than one account lets through in a second."""
+MIN_LOOK_SECONDS = 0.1
+"""A slot may become free at any moment, and a model call takes a second or more, so a tenth is not noticed."""
+MAX_LOOK_SECONDS = 1.0
+"""Workers that wait in a long line must see within a second that the line moved."""
+REPORT_SECONDS = 0.05
+"""A freed slot is reported with the next request if one comes this soon, and alone otherwise: others wait for it."""
+FIRST_AWAY_SECONDS = 0.5
+"""A lost connection is usually back at the first attempt."""
+MAX_AWAY_SECONDS = 5.0
+"""All workers ask a database that has restarted within five seconds, and do not keep it busy until then."""
 
 
 async def made_tables(own: Any, *, role: str | None = None) -> None:
@@ -252,7 +257,7 @@ class SharedRates:
         Raises:
             psycopg.Error: when it does not answer for another reason.
         """
-        pause = AWAY_SECONDS
+        pause = FIRST_AWAY_SECONDS
         lost: tuple[type[Exception], ...] = (DatabaseAway, *lost_errors())
         # One question at a time over the one connection; what comes meanwhile is asked for together with the next one.
         async with self._asking:
@@ -267,7 +272,7 @@ class SharedRates:
                 await asyncio.sleep(pause)
                 # It waits as long as it takes and does not fail: a request that was not counted would break the limit
                 # of all others, and the run has nothing else to do.
-                pause = min(2 * pause, LONGEST_AWAY)
+                pause = min(2 * pause, MAX_AWAY_SECONDS)
 
     async def _connect(self) -> Any:
         """Return the connection, whose lock says for as long as it lives that what this worker has under way counts."""
@@ -378,7 +383,7 @@ class SharedLimiter:
             while self._waiting or self._owes:
                 if not self._waiting:
                     # Whoever comes next takes it along.
-                    await self._quiet(LONGEST_LOOK if self._limit.max_concurrency is None else TELL_SECONDS)
+                    await self._quiet(MAX_LOOK_SECONDS if self._limit.max_concurrency is None else REPORT_SECONDS)
                 self._changed.clear()
                 self._owes = False
                 pause = await self._ask_once()
@@ -397,7 +402,7 @@ class SharedLimiter:
     async def _ask_once(self) -> float | None:
         """Ask once, and return how long to wait until it is asked again; ``None`` for at once."""
         limit, now = self._limit, time.monotonic()
-        asked = list(self._waiting)[:AT_ONCE]
+        asked = list(self._waiting)[:BATCH_REQUESTS]
         corrections, self._corrections = self._corrections, {}
         let, second, obstacle, wait, ahead = await self._rates.ask(
             self._account, self._running, [now - turn.since for turn in asked], [turn.tokens for turn in asked],
@@ -416,8 +421,8 @@ class SharedLimiter:
             return None
         for turn in self._waiting:
             turn.is_held(Obstacle("queue") if turn is not self._waiting[0] else Obstacle(obstacle, wait))
-        pause: float = LOOK_SECONDS * (1 + ahead) if wait is None else max(wait, LOOK_SECONDS)
-        return min(LONGEST_LOOK, pause)
+        pause: float = MIN_LOOK_SECONDS * (1 + ahead) if wait is None else max(wait, MIN_LOOK_SECONDS)
+        return min(MAX_LOOK_SECONDS, pause)
 
     async def close(self) -> None:
         """Ask no more."""

@@ -67,6 +67,7 @@ __all__ = (
 )
 
 FOLLOW_SECONDS = 0.2
+"""Fast enough that a reader sees steps as they happen; each reader costs five queries in a second."""
 
 
 @frozen

@@ -14,14 +14,17 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
 from stepengine.durable.database import WORKFLOW, away, make_tables, plain_connection
 from stepengine.errors import InputError
 
 __all__ = ("OVER", "Register", "Registered", "made_register", "make_register")
 
-DAY = 24 * 60 * 60
-LATE_SECONDS = 5.0
-"""How long a run may be registered and not submitted before somebody else submits it."""
+MAX_LATE_SECONDS = 5.0
+"""
+Registering and submitting are two statements in a row: after so long, the process between them is dead and another one
+submits the run.
+"""
 THERE = "select to_regclass('stepengine.served_events') is not null"
 TABLES = (
     "create schema if not exists stepengine",
@@ -208,7 +211,7 @@ class Register:
         rows = self._database.rows
         request = json.dumps(row.request, sort_keys=True, separators=(",", ":"))
         if key is not None:
-            await rows(FREE_KEY, self._app, row.owner, key, row.created - DAY)
+            await rows(FREE_KEY, self._app, row.owner, key, row.created - IDEMPOTENCY_KEY_SECONDS)
         given = (self._app, row.run, row.owner, row.agent, row.created, request, row.session, key, len(request))
         while not await rows(REGISTER, *given):
             for run, agent, session, asked in await rows(OF_KEY, self._app, row.owner, key):
@@ -223,7 +226,7 @@ class Register:
 
     async def has_key(self, owner: str, key: str, now: float) -> bool:
         """Return whether *owner* started a run under an idempotency key within the day before *now*."""
-        return bool(await self._database.rows(HAS_KEY, self._app, owner, key, now - DAY))
+        return bool(await self._database.rows(HAS_KEY, self._app, owner, key, now - IDEMPOTENCY_KEY_SECONDS))
 
     async def usage(self, owner: str) -> tuple[int, int]:
         """Return how many runs of *owner* have not ended, and how many bytes clients sent to all of them."""
@@ -257,7 +260,7 @@ class Register:
     async def promised(self) -> list[Registered]:
         """Return the runs that should have been submitted seconds ago, but that nobody has reported as submitted."""
         late = f"select {COLUMNS} {OF_SOMEBODY} and not v.is_submitted and v.ended is null and v.created < %(late)s order by v.created limit 100"
-        given = {"app": self._app, "late": time.time() - LATE_SECONDS}
+        given = {"app": self._app, "late": time.time() - MAX_LATE_SECONDS}
         return [_row(row) for row in await self._database.rows(late, given)]
 
     async def find(self, run: str) -> Registered | None:
@@ -323,7 +326,7 @@ class Register:
     async def tidy(self) -> None:
         """Keep how runs ended, which a list then need not read of their results, and forget those that were deleted."""
         await self._database.rows(SETTLE, self._app)
-        await self._database.rows(FORGET, self._app, time.time() - DAY)
+        await self._database.rows(FORGET, self._app, time.time() - IDEMPOTENCY_KEY_SECONDS)
         await self._database.rows(FORGET_EVENTS)
 
 

@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stepengine.durable.database import DatabaseAway, blocking_connection, make_tables
-from stepengine.engine.schedule_book import ClaimedTime, KnownSchedule
+from stepengine.engine.schedule_book import KEPT_TIMES, ClaimedTime, KnownSchedule
 from stepengine.errors import JournalError
 
 __all__ = ("DatabaseBook", "made_book")
 
-KEPT = 1_000
 THERE = "select to_regclass('stepengine.schedule_times') is not null"
 TABLES = (
     "create schema if not exists stepengine",
@@ -103,7 +102,7 @@ class DatabaseBook:
             own.execute(HELD, (self._app, schedule))
             claimed = own.execute(CLAIM, {**given, "at": _number(at), "run": run, "missed": len(missed)}).rowcount
             _pass(own, given, at, missed if claimed else ())
-            own.execute(FORGET, {**given, "kept": KEPT})
+            own.execute(FORGET, {**given, "kept": KEPT_TIMES})
         return bool(claimed)
 
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:

@@ -45,11 +45,16 @@ __all__ = (
 
 ENTERED = "turn"
 """The kind of the step that records what a turn goes on from."""
-LOCK_SECONDS = 0.05
-LOOK_SECONDS = 0.1
-MOST_PAUSE = 1.0
-IDLE_SECONDS = 0.5
-AFTER_ALL = 2**31 - 1
+LOCK_PAUSE_SECONDS = 0.05
+"""The lock of a session is held for some queries, so for milliseconds."""
+FIRST_LOOK_SECONDS = 0.1
+"""After a turn has started, the next one of a short session may be ready soon."""
+MAX_LOOK_SECONDS = 1.0
+"""A turn takes seconds, so nobody notices that the next one starts up to a second later."""
+IDLE_LOOK_SECONDS = 0.5
+"""A first turn waits this long at most when no session has a line, and an idle worker asks twice in a second."""
+LAST_TURN_NUMBER = 2**31 - 1
+"""The largest ``integer`` of PostgreSQL, so above the number of each turn."""
 LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
 KNOWN = "select 1 from dbos.workflow_status where workflow_uuid = %s"
@@ -276,7 +281,7 @@ class Sessions:
                 yield False
                 return
             # Asked for again and not waited for: one that is frozen with a session's lock keeps no other session.
-            await asyncio.sleep(LOCK_SECONDS)
+            await asyncio.sleep(LOCK_PAUSE_SECONDS)
 
     async def _get_lock(self, name: str) -> bool:
         try:
@@ -358,7 +363,7 @@ class Sessions:
         _, form = await self.last(session)
         return () if form is None else tuple(form["session"]["rules"])
 
-    async def last(self, session: str, before: int = AFTER_ALL) -> tuple[str | None, Mapping[str, Any] | None]:
+    async def last(self, session: str, before: int = LAST_TURN_NUMBER) -> tuple[str | None, Mapping[str, Any] | None]:
         """Return the run and the stored result of the last turn with one whose number is lower than *before*."""
         while rows := await self._operator.rows(LAST, self._operator.app, session, before):
             ((run, before),) = rows
@@ -406,7 +411,7 @@ class Sessions:
 
     async def keep_moving(self) -> None:
         """Let turns begin when it is theirs, until this is cancelled; a database that is away is waited for."""
-        pause = IDLE_SECONDS
+        pause = IDLE_LOOK_SECONDS
         while True:
             try:
                 waiting = await self.in_line()
@@ -414,14 +419,14 @@ class Sessions:
                 if not isinstance(error, DatabaseAway):
                     LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
                 waiting = []
-                await asyncio.sleep(MOST_PAUSE)
+                await asyncio.sleep(MAX_LOOK_SECONDS)
             moved = [await self._try_to_move(session) for session in waiting]
             if any(moved):
-                pause = LOOK_SECONDS
+                pause = FIRST_LOOK_SECONDS
             elif waiting:
-                pause = min(2 * pause, MOST_PAUSE)
+                pause = min(2 * pause, MAX_LOOK_SECONDS)
             else:
-                pause = IDLE_SECONDS
+                pause = IDLE_LOOK_SECONDS
             await asyncio.sleep(pause)
 
     async def _try_to_move(self, session: str) -> bool:
@@ -618,7 +623,7 @@ async def looked_back(sessions: Sessions, order: Order) -> dict[str, Any]:
             after, form = await sessions.last(session, order.turn)
             is_known = True
         except DatabaseAway:
-            await asyncio.sleep(MOST_PAUSE)
+            await asyncio.sleep(MAX_LOOK_SECONDS)
     if form is None:
         return {"after": None, "state": None, "session": NOTHING}
     return {"after": after, "state": _state_of(form), "session": form["session"]}

@@ -34,13 +34,18 @@ if TYPE_CHECKING:
 
 __all__ = ("SharedEvents",)
 
-FIRST_PAUSE = 0.05
-LAST_PAUSE = 1.0
-SLOWER = 1.5
-LOOK_SECONDS = 5.0
+FIRST_PAUSE_SECONDS = 0.05
+"""Readers see news as fast as they read; a busy run is asked for twenty times in a second, whatever number of readers it has."""
+LAST_PAUSE_SECONDS = 1.0
+"""A run that is quiet for long costs one query in a second, and its next event comes a second late at most."""
+PAUSE_FACTOR = 1.5
+"""From the first pause to the longest one in eight looks, within about two seconds."""
+MAX_LOOK_SECONDS = 5.0
+"""A query takes milliseconds. A database that is away longer must not hold up a request for what is known already."""
 SETTLE_SECONDS = 0.005
 """What the driver makes of news takes it a moment; what it makes later is found at the next look."""
-MOST_KEYS = 1_000
+BATCH_KEYS = 1_000
+"""More events than a run makes between two looks; a run that is read late is placed in several statements of limited size."""
 STUCK_LOOKS = 20
 """After so many looks what somebody else saw, and does not come here, is passed over: the run was moved to other code since."""
 PLACED = "select keys from stepengine.served_events where run = %s and first >= %s order by first"
@@ -123,7 +128,7 @@ class SharedEvents:
         begun = self._begun
         self._hurried.set()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(MAX_LOOK_SECONDS):
                 while self._looks <= begun and not self.is_over:
                     await self._looked.wait()
 
@@ -139,7 +144,7 @@ class SharedEvents:
                 if not await self._operator.rows(PLACED, self.run, self._placed):
                     return
                 begun = self._begun
-            await asyncio.sleep(FIRST_PAUSE)
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)
 
     async def read(self, place: int, *, patience: float) -> AsyncGenerator[Event, None]:
         """
@@ -209,14 +214,14 @@ class SharedEvents:
                 while not archive.is_begun and not archive.runs[""].is_over:
                     self._is_caught_up = True
                     self._tell()
-                    await asyncio.sleep(LAST_PAUSE)
+                    await asyncio.sleep(LAST_PAUSE_SECONDS)
                     await archive.refresh(self._operator)
                 answered = await run_of_result(self._operator, self.run)
                 if answered != self.run:
                     self.run, self.tries = answered, 0
                     archive = await read_archive(self._operator, answered)
             except DatabaseAway:
-                await asyncio.sleep(LAST_PAUSE)
+                await asyncio.sleep(LAST_PAUSE_SECONDS)
             else:
                 return archive
 
@@ -235,7 +240,7 @@ class SharedEvents:
             raise played.fatal
 
     async def _look(self, archive: Archive, follower: Follower, driving: asyncio.Future[RunResult]) -> None:
-        pause = FIRST_PAUSE
+        pause = FIRST_PAUSE_SECONDS
         while True:
             await asyncio.sleep(SETTLE_SECONDS)
             is_done = driving.done()
@@ -248,13 +253,13 @@ class SharedEvents:
                     await archive.refresh(self._operator)
                     await self._look_whether_it_rests(has_news=has_news)
             except DatabaseAway:
-                pause = LAST_PAUSE
+                pause = LAST_PAUSE_SECONDS
                 await asyncio.sleep(pause)
                 continue
             self._looks = self._begun
             looked, self._looked = self._looked, asyncio.Event()
             looked.set()
-            pause = FIRST_PAUSE if has_news else min(LAST_PAUSE, pause * SLOWER)
+            pause = FIRST_PAUSE_SECONDS if has_news else min(LAST_PAUSE_SECONDS, pause * PAUSE_FACTOR)
             await self._rest(0 if is_done else pause)
 
     async def _rest(self, pause: float) -> None:
@@ -336,7 +341,7 @@ class SharedEvents:
             if any(key not in self._here for key in self._order):
                 # Somebody is further than this one, which comes to the same: what it gives places to would stand in front of that.
                 return
-            some = self._mine[:MOST_KEYS]
+            some = self._mine[:BATCH_KEYS]
             if some and await self._operator.rows(PLACE, self.run, self._placed, some):
                 self._placed += len(some)
                 self._order.extend(some)

@@ -11,10 +11,10 @@ import contextvars
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ("PAGE", "Reserved", "StepRecords")
+__all__ = ("PAGE_STEPS", "Reserved", "StepRecords")
 
-PAGE = 100
-"""Steps that one query reads."""
+PAGE_STEPS = 100
+"""Most runs have fewer steps and take one query; a page of long results must fit in memory."""
 
 
 class Reserved(NamedTuple):
@@ -79,11 +79,11 @@ class StepRecords:
 
     async def _read_page(self) -> None:
         # In a context of its own: within the workflow's context the query would be a step.
-        query = self._dbos.list_workflow_steps_async(self._run, limit=PAGE, offset=self._read)
+        query = self._dbos.list_workflow_steps_async(self._run, limit=PAGE_STEPS, offset=self._read)
         page = await asyncio.create_task(query, context=contextvars.Context())
         self._known.update({step["function_id"]: step for step in page})
         self._read += len(page)
-        self._is_complete = len(page) < PAGE
+        self._is_complete = len(page) < PAGE_STEPS
         self._last = max([self._last, *[step["function_id"] for step in page]])
 
     def pop(self, step: Reserved) -> Mapping[str, Any] | None:

@@ -43,7 +43,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.usage import Usage
-from stepengine.durable.database import WORKFLOW, away_errors, queue_name
+from stepengine.durable.database import CHILD_POLL_SECONDS, WORKFLOW, away_errors, queue_name
 from stepengine.durable.messages import HeardMessages, posted_topic
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.step_records import Reserved, StepRecords
@@ -112,13 +112,10 @@ REASON = "reason"
 """An attribute of a child that its parent ended: why."""
 AGAIN = ("takeover", "again")
 """Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
-LONG = 5_000
+LONG_RUN_EFFECTS = 5_000
 """How many effects a run may have before whoever watches it is told that resuming it takes long."""
 # The package waits only with a time limit, so a question that has none gets one that nobody will see.
-FOR_EVER = 10 * 365 * 24 * 3600.0
-# Five times a second: a tree of a hundred waiting parents asks the database 500 times so, which it bears; once a second
-# would be felt in each child (durable:U22).
-CHILD_POLL = 0.2
+FOREVER_SECONDS = 10 * 365 * 24 * 3600.0
 NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[A-Za-z]{1,64})")
 
 
@@ -325,7 +322,7 @@ class DurableRun:
     def is_long(self) -> None:
         """Say that the run grows long; its handler's variables cannot move to another run, so none is begun by itself."""
         message = (
-            f"the run {self.order.id!r} has {LONG:,} effects. Resuming it reads all of them first, a third of a second of CPU "
+            f"the run {self.order.id!r} has {LONG_RUN_EFFECTS:,} effects. Resuming it reads all of them first, a third of a second of CPU "
             "for each 1,000 or so. Give longer work to children: of these only the result is read"
         )
         LOGGER.warning(message)
@@ -483,7 +480,7 @@ class Steps:
         run = self._run
         run.check_going_on()
         is_early = not run.is_live
-        if batch[0].effect.seq < LONG <= batch[-1].effect.seq + 1 and not is_early:
+        if batch[0].effect.seq < LONG_RUN_EFFECTS <= batch[-1].effect.seq + 1 and not is_early:
             run.is_long()
         places, reserved, marks = [], list[Reserved](), dict[int, Any]()
         for item in batch:
@@ -612,7 +609,7 @@ class Steps:
         if "questions" not in found:
             return _OutcomePlace(name, asked=found)
         topic = f"ask:{item.path}:{effect.seq}"
-        waiting = asyncio.create_task(run.dbos.recv_async(topic, timeout_seconds=FOR_EVER))
+        waiting = asyncio.create_task(run.dbos.recv_async(topic, timeout_seconds=FOREVER_SECONDS))
         # The wait draws its numbers when it first runs: now, before anybody else draws any.
         await asyncio.sleep(0)
         return _OutcomePlace(name, asked=found, answer=waiting)
@@ -1217,7 +1214,7 @@ class _Elsewhere:
         handle = await run.dbos.enqueue_workflow_with_options_async(options, child.form(), *more)
         self._queued.set()
         try:
-            form: dict[str, object] = await handle.get_result(polling_interval_sec=CHILD_POLL)
+            form: dict[str, object] = await handle.get_result(polling_interval_sec=CHILD_POLL_SECONDS)
             return form
         except errors.DBOSAwaitedWorkflowCancelledError:
             if child.spawns[-1].tool_name:

@@ -31,13 +31,18 @@ from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorView", "Overview", "QueueView", "RateView", "ReleaseView", "TakenOver", "Upkeep", "migrate")
 
-POISON_AFTER = 5
-BATCH = 500
-GRACE = 30.0
-LOOK = 1.0
+MAX_TAKEOVERS = 5
+"""Deployments and lost machines end a worker now and then; five at the same step mean that the step kills it."""
+BATCH_RUNS = 500
+"""Deleted in one transaction: it holds locks for a fraction of a second, and millions of runs do not fill the memory."""
+GRACE_SECONDS = 30.0
+"""A worker that restarts takes its runs back itself within this time; longer, and people wait for runs of a dead one."""
+LOOK_SECONDS = 1.0
+"""Small beside the grace, and one query in a second."""
 # The server lets go of a killed worker's lock only when it has noticed that the connection is gone.
 GONE_SECONDS = 2.0
 LOOK_AGAIN_SECONDS = 0.05
+"""A command waits two seconds at most for the lock, so it looks some dozen times."""
 ELECT = "select pg_advisory_lock(hashtextextended(%s, 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
 HELD = """
@@ -373,7 +378,7 @@ class Upkeep:
         # One that only waits gets no further however often its workers die of something else.
         stuck = known.get("step") == last and not _is_waiting(name)
         times = known.get("times", 0) + 1 if stuck else 1
-        is_poison = times > POISON_AFTER
+        is_poison = times > MAX_TAKEOVERS
         if dry_run:
             return TakenOver(run, executor, "would cancel" if is_poison else "would resume", times)
         counted = {"takeover": {"times": times, "step": last}}
@@ -386,7 +391,7 @@ class Upkeep:
         await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.queue_of(run))
         return TakenOver(run, executor, "resumed", times)
 
-    async def watch(self, *, grace: float = GRACE, look: float = LOOK) -> AsyncIterator[TakenOver]:
+    async def watch(self, *, grace: float = GRACE_SECONDS, look: float = LOOK_SECONDS) -> AsyncIterator[TakenOver]:
         """
         Take over every worker whose lock has been free for *grace* seconds, for ever; this is the fail-over.
 
@@ -454,7 +459,7 @@ class Upkeep:
         before, deleted, last = int((time.time() - older_than) * 1000), list[str](), ""
         async with self._connection() as own:
             while True:
-                limit = 10**9 if dry_run else BATCH
+                limit = 10**9 if dry_run else BATCH_RUNS
                 over = list(OVER)
                 found = await _all(
                     own, FINISHED_ROOTS, WORKFLOW, self._operator.app, last, over, before, over, over, before, limit

@@ -31,7 +31,7 @@ from stepengine.machine.plan import Finished
 from stepengine.redaction import Redactor
 
 __all__ = (
-    "SCHEMA",
+    "SCHEMA_VERSION",
     "Ancestor",
     "Order",
     "Reply",
@@ -53,7 +53,7 @@ __all__ = (
     "values_of",
 )
 
-SCHEMA = 1
+SCHEMA_VERSION = 1
 """The version of everything that is stored here; another one is refused."""
 
 
@@ -169,7 +169,7 @@ class Order:
         """Return it as JSON; raises ``DataError`` for what cannot be stored."""
         info = self.info
         form: dict[str, object] = {
-            "schema": SCHEMA,
+            "schema": SCHEMA_VERSION,
             "root": self.root,
             "agent_id": self.agent_id,
             "prompt": self.prompt,
@@ -195,8 +195,8 @@ class Order:
         Raises:
             DataError: when that is nothing that this version wrote.
         """
-        if form.get("schema") != SCHEMA:
-            msg = f"this run was submitted with schema {form.get('schema')!r}; this version reads {SCHEMA}: use the release that wrote it"
+        if form.get("schema") != SCHEMA_VERSION:
+            msg = f"this run was submitted with schema {form.get('schema')!r}; this version reads {SCHEMA_VERSION}: use the release that wrote it"
             raise DataError(msg)
         try:
             info = form["info"]
@@ -373,7 +373,7 @@ def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequ
     members = outcome_members(Value(child))["value"]
     left: dict[str, object] = {} if child.left is None else {"left": bare(child.left)}
     left |= {"rules": list(rules)} if rules else {}
-    return portable_form({"schema": SCHEMA, "child": members, "started": started, **left})
+    return portable_form({"schema": SCHEMA_VERSION, "child": members, "started": started, **left})
 
 
 def child_of(form: Mapping[str, object]) -> ChildResult:
@@ -398,7 +398,7 @@ def body_form(finished: Finished, result: ToolResult, *, started: int, rules: Se
         "children": [outcome_members(Value(child))["value"] for child in end.children],
         "changes": [_change_form(change) for change in end.changes],
     }
-    form: dict[str, object] = {"schema": SCHEMA, "status": finished.status.value, "result": told, "body": left}
+    form: dict[str, object] = {"schema": SCHEMA_VERSION, "status": finished.status.value, "result": told, "body": left}
     return portable_form(form | {"started": started} | ({"rules": list(rules)} if rules else {}))
 
 
@@ -452,7 +452,12 @@ LISTS = ("tool_calls", "thinking", "children")
 def result_form(result: RunResult) -> dict[str, Any]:
     """Return how a root run ended."""
     output = outcome_members(Value(ChildResult(agent_id="", output=result.output)))["value"].get("output")
-    form: dict[str, object] = {"schema": SCHEMA, "status": result.status.value, "text": result.text, "output": output}
+    form: dict[str, object] = {
+        "schema": SCHEMA_VERSION,
+        "status": result.status.value,
+        "text": result.text,
+        "output": output,
+    }
     form |= {
         "stop_reason": result.stop_reason and result.stop_reason.value,
         "state": bare(result.state),

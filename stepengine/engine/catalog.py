@@ -50,7 +50,7 @@ __all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note", "remo
 
 # Kept by identity, so that a service that passes the same definition to every run has it checked once; and bounded,
 # because one that makes a definition for each run would keep all of them for ever. The figure is a choice.
-KEPT = 256
+KEPT_DEFINITIONS = 256
 """How many definitions that were only given for a run stay checked."""
 MAY_RUN = "You may run these agents:"
 SHOWN_TOOLS = "You are shown the tools of the agent that started you."
@@ -288,7 +288,7 @@ class Catalog:
             known = self._family([definition])[_key_of(definition)]
             # The oldest goes, and `pop` has a default because threads may share an engine: two can choose the same one.
             # The agent holds its definition, so no other object takes the id that it is kept under.
-            while len(self._met) >= KEPT:
+            while len(self._met) >= KEPT_DEFINITIONS:
                 self._met.pop(next(iter(self._met)), None)
             self._met[id(definition)] = known
         return known

@@ -44,8 +44,8 @@ INERT: Collection[object] = (
 CALLS_A_TOOL: Collection[object] = (ToolCall, call)
 CALLS_AN_AGENT: Collection[object] = (AgentCall, map_agents, best_of)
 # A file is parsed once for all of its functions.
-MAX_FILES = 64
-BEFORE_INCLUDE = 2
+KEPT_FILES = 64
+ARGUMENTS_BEFORE_INCLUDE = 2
 """Arguments of ``ToolCall`` before ``include_tool_call``, which may have no name."""
 MISSING = object()
 # A service may build a definition for each run, all of the same code.
@@ -197,7 +197,7 @@ def _findings(function: FunctionType, owner: str, scope: _Scope | None) -> Itera
         if scope is not None and one.is_call:
             named = _look_up(function, one.first) if isinstance(one.first, tuple) else one.first
             if _is_among(value, CALLS_A_TOOL):
-                is_kept = one.is_kept and (value is not ToolCall or one.count <= BEFORE_INCLUDE)
+                is_kept = one.is_kept and (value is not ToolCall or one.count <= ARGUMENTS_BEFORE_INCLUDE)
                 problems.append(_tool_problem(named, scope, is_kept=is_kept))
             elif _is_among(value, CALLS_AN_AGENT):
                 problems.append(_agent_problem(named, scope))
@@ -284,7 +284,7 @@ def _text_of(function: FunctionType) -> str:
     return "".join(linecache.getlines(file))
 
 
-@lru_cache(MAX_FILES)
+@lru_cache(KEPT_FILES)
 def _read(text: str) -> Mapping[tuple[int, str], tuple[_Use, ...]]:
     """Return what the functions of a file use, by first line and name; nothing for text that this Python cannot parse."""
     try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import attrs
 from attrs import frozen
 
-from stepengine.data.alike import did_you_mean, list_names
+from stepengine.data.alike import NEAR_RATIO, did_you_mean, list_names
 from stepengine.data.definition import AgentDefinition, ToolSource, name_of_published, normalised_id
 from stepengine.data.tools import ToolLike
 from stepengine.engine import packages, trust
@@ -54,7 +54,6 @@ __all__ = (
     "warn_left_out",
 )
 
-NEAR = 0.75
 IN_SANDBOX = "sandboxed:"
 """Before the path of an agent file: it is a stranger's, and runs in the sandbox alone."""
 
@@ -212,7 +211,9 @@ def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
     names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
     searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
     beside = Path(f"{agent_id}.py")
-    near = f"; did you mean ./{beside.as_posix()}?" if beside.is_file() else did_you_mean(wanted, names, alike=NEAR)
+    near = (
+        f"; did you mean ./{beside.as_posix()}?" if beside.is_file() else did_you_mean(wanted, names, alike=NEAR_RATIO)
+    )
     having = " and ".join([f"{p.publisher}/{wanted}" for p in packages.find_installed().packages if wanted in p.agents])
     having = f". An installed package has {having}: name it so" if having else ""
     msg = f"no agent has the id {agent_id!r}; searched: {searched}{having}. Give a path such as './agents/reviewer.py', or an id{near}"

@@ -280,17 +280,18 @@ AGENT_MODELS = or_none(
     )
 )
 RUN_ID = frozenset(string.ascii_letters + string.digits + "_-.")
-MAX_RUN_ID = 200
+MAX_RUN_ID_CHARS = 200
+"""With the ending of a journal it is the name of a file, and file systems allow 255 bytes."""
 
 
 def _is_run_id(value: object) -> bool:
-    return isinstance(value, str) and 1 <= len(value) <= MAX_RUN_ID and RUN_ID.issuperset(value)
+    return isinstance(value, str) and 1 <= len(value) <= MAX_RUN_ID_CHARS and RUN_ID.issuperset(value)
 
 
 RUN = {
     "limits": LIMITS,
     "agent_models": AGENT_MODELS,
-    "run_id": Fine(_is_run_id, f"1 to {MAX_RUN_ID} ASCII letters, digits, _, - and ."),
+    "run_id": Fine(_is_run_id, f"1 to {MAX_RUN_ID_CHARS} ASCII letters, digits, _, - and ."),
     "session_id": or_none(TEXT),
     "user_id": or_none(TEXT),
     "keep_open": FLAG,

@@ -61,11 +61,20 @@ FILE = "stepengine-agents.json"
 FORMAT = "stepengine.agents/1"
 OWN = "stepengine"
 """The publisher that nobody else may be: its ids mean what comes with the engine."""
-FILE_BYTES = 256 * 1024
-AGENTS, MEMBERS = 200, 500
-WISHES = 500
-"""What a person can still read before they agree."""
-ID_CHARS, TEXT_CHARS, DESCRIPTION_CHARS = 100, 300, 2_000
+MAX_FILE_BYTES = 256 * 1024
+"""Two hundred agents with some sentences each take less; it is read before anything in the package is trusted."""
+MAX_AGENTS = 200
+"""A person looks through the list before they agree; the largest collection by guess has fewer."""
+MAX_MEMBERS = 500
+"""Entries of one list or object of an agent, such as its tools: no model is offered as many."""
+MAX_WISHES = 500
+"""A person reads all of them before they agree, and nobody reads more."""
+ID_CHARS = 100
+"""Ids are typed and listed in columns; names of Python packages are mostly shorter than 50 characters."""
+TEXT_CHARS = 300
+"""Room for a path, an address or a host: each is one line of what a person agrees to."""
+DESCRIPTION_CHARS = 2_000
+"""About a screen: enough to choose an agent by, and no manual."""
 ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 CATEGORY = re.compile(r"[A-Za-z0-9_-]{0,40}")
@@ -328,7 +337,7 @@ def _folder_of(dist: metadata.Distribution, module: str) -> Path:
 def _editable(dist: metadata.Distribution) -> Iterator[Path]:
     """Give the folder of a project that is used where it lies."""
     try:
-        told: Any = json.loads((dist.read_text("direct_url.json") or "{}")[:FILE_BYTES])
+        told: Any = json.loads((dist.read_text("direct_url.json") or "{}")[:MAX_FILE_BYTES])
         if told.get("dir_info", {}).get("editable"):
             yield Path(unquote(urlsplit(told["url"]).path)).resolve()
     except (ValueError, KeyError, AttributeError, RecursionError):
@@ -347,7 +356,7 @@ def read_declaration(file: Path) -> dict[str, Any]:
     """
     try:
         with file.open("rb") as opened:
-            content = opened.read(FILE_BYTES + 1)
+            content = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         msg = f"{file.name} cannot be read: {error.strerror}"
         raise DefinitionError(msg) from None
@@ -356,7 +365,7 @@ def read_declaration(file: Path) -> dict[str, Any]:
 
 def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
     """Return what the content of such a file says; *where* it stands is named in errors, which are those of ``read_declaration``."""
-    _expect(len(content) <= FILE_BYTES, f"{where} has more than {FILE_BYTES:,} bytes")
+    _expect(len(content) <= MAX_FILE_BYTES, f"{where} has more than {MAX_FILE_BYTES:,} bytes")
     try:
         told = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -369,8 +378,8 @@ def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
     )
     agents = told.get("agents")
     _expect(
-        isinstance(agents, dict) and 0 < len(agents) <= AGENTS,
-        f"{where}: agents are an object with 1 to {AGENTS} members",
+        isinstance(agents, dict) and 0 < len(agents) <= MAX_AGENTS,
+        f"{where}: agents are an object with 1 to {MAX_AGENTS} members",
     )
     found = [_read_declared(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}") for key, value in agents.items()]
     lists = {name: _texts(told.get(name, []), f"{where}: {name}") for name in ("reads", "writes", "hosts")}
@@ -378,8 +387,8 @@ def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
     declared = {"agents": {each.id: each for each in found}, **lists}
     wanted = len({name for each in found for name in (*each.tools, *each.spawns)}) + sum(map(len, lists.values()))
     _expect(
-        wanted <= WISHES,
-        f"{where} wants {wanted:,} tools, agents, folders and hosts; {WISHES} at most, as a person agrees to all of them",
+        wanted <= MAX_WISHES,
+        f"{where} wants {wanted:,} tools, agents, folders and hosts; {MAX_WISHES} at most, as a person agrees to all of them",
     )
     return declared
 
@@ -416,7 +425,8 @@ def _read_declared(agent_id: str, value: object, where: str) -> Declared:
         f"{where}.description is a text of at most {DESCRIPTION_CHARS:,} characters",
     )
     _expect(
-        isinstance(tools, dict) and len(tools) <= MEMBERS, f"{where}.tools are an object of at most {MEMBERS} tools"
+        isinstance(tools, dict) and len(tools) <= MAX_MEMBERS,
+        f"{where}.tools are an object of at most {MAX_MEMBERS} tools",
     )
     _texts([*tools, *[kind or "none" if isinstance(kind, str) else kind for kind in tools.values()]], f"{where}.tools")
     for name, kind in tools.items():
@@ -445,9 +455,11 @@ def _object(value: object, where: str, *known: str) -> dict[str, Any]:
 
 def _texts(value: object, where: str) -> tuple[str, ...]:
     texts = value if isinstance(value, list) else [value]
-    fits = [isinstance(one, str) and 0 < len(one) <= TEXT_CHARS and one.isprintable() for one in texts[: 2 * MEMBERS]]
-    if texts is not value or len(texts) > 2 * MEMBERS or not all(fits):
-        msg = f"{where} should hold at most {MEMBERS} printable texts of 1 to {TEXT_CHARS} characters"
+    fits = [
+        isinstance(one, str) and 0 < len(one) <= TEXT_CHARS and one.isprintable() for one in texts[: 2 * MAX_MEMBERS]
+    ]
+    if texts is not value or len(texts) > 2 * MAX_MEMBERS or not all(fits):
+        msg = f"{where} should hold at most {MAX_MEMBERS} printable texts of 1 to {TEXT_CHARS} characters"
         raise DefinitionError(msg)
     return tuple(texts)
 

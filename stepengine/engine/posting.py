@@ -36,7 +36,8 @@ __all__ = (
 )
 
 
-SHOWN = 200
+SHOWN_CHARS = 200
+"""A name that is not known is quoted up to about two lines: enough to see the slip."""
 
 
 async def post(
@@ -115,7 +116,7 @@ def fitting_answers(
         question = questions.get(name)
         if question is None:
             there = f"open are: {list_names(questions, name, quoted=True)}" if questions else "none is open"
-            msg = f"no question {name[:SHOWN]!r} is open ({there}); nothing was taken"
+            msg = f"no question {name[:SHOWN_CHARS]!r} is open ({there}); nothing was taken"
             raise AnswerRejected(msg)
         answer = answered(value, question)
         if problem := answer_problem(answer, question):
@@ -176,9 +177,9 @@ def _call_of(history: History, call_id: str, path: str | None) -> tuple[str, int
     waiting = {a: str(history.form(i)["tool_call_id"]) for a, i in calls}
     found = [a for a, name in waiting.items() if name == call_id and path in (None, a[0])]
     if len(found) != 1:
-        listed = list_names([f"{name[:SHOWN]!r} at path {a[0]!r}" for a, name in waiting.items()])
+        listed = list_names([f"{name[:SHOWN_CHARS]!r} at path {a[0]!r}" for a, name in waiting.items()])
         what = "waits for its result" if not found else "is one call: several wait, and a path says which"
-        msg = f"no call {call_id[:SHOWN]!r} {what}; waiting are: {listed}"
+        msg = f"no call {call_id[:SHOWN_CHARS]!r} {what}; waiting are: {listed}"
         raise ToolError(msg)
     return found[0]
 

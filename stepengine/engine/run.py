@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 __all__ = ("EngineRun", "SessionTurn", "failing", "stream_run", "unbegun", "until_ended", "warn_of")
 
 CLOSE_SECONDS = 10.0
+"""
+Long enough for effects to notice that they are cancelled and for journals to be written; a person who closes a program
+waits no longer.
+"""
 T = TypeVar("T")
 
 

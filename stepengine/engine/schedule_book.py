@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ("CLAIMED", "STARTED", "ClaimedTime", "KnownSchedule", "ScheduleBook")
 
 FILE = ".schedules.db"
-KEPT = 1_000
+KEPT_TIMES = 1_000
+"""Three years of a daily schedule, and half a day of one that starts each minute; older times are never started again."""
 CLAIMED, STARTED = "claimed", "started"
 """The states of a time before its run has ended: whether there is a journal is not known, or is."""
 SCHEMA = """
@@ -140,7 +141,7 @@ class ScheduleBook:
             database.execute(
                 "DELETE FROM schedule_times WHERE schedule = ? AND status <> ? AND at < "
                 "(SELECT at FROM schedule_times WHERE schedule = ? ORDER BY at DESC LIMIT 1 OFFSET ?)",
-                (schedule, CLAIMED, schedule, KEPT),
+                (schedule, CLAIMED, schedule, KEPT_TIMES),
             )
             return bool(begun.rowcount)
 

@@ -47,9 +47,11 @@ if TYPE_CHECKING:
 __all__ = ("Due", "ScheduledRun", "Scheduler", "Standing", "standings")
 
 # A clock that is set, and a machine that slept, are noticed within this time.
-LOOK_SECONDS = 60.0
-LATE_SECONDS = 300.0
-AT_ONCE = 8
+MAX_LOOK_SECONDS = 60.0
+MAX_LATE_SECONDS = 300.0
+"""A restart of the program or the machine takes less; a time that is missed by more counts as missed."""
+MAX_RUNS = 8
+"""Below the usual limits of concurrent requests for one account; many schedules start at the full hour."""
 LIVE = (CLAIMED, STARTED, "suspended")
 
 
@@ -159,7 +161,7 @@ class Scheduler:
         *,
         runs: str | Path,
         clock: Clock | None = None,
-        at_once: int = AT_ONCE,
+        at_once: int = MAX_RUNS,
         tell: Callable[[str, str, RunHandle], Awaitable[object]] | None = None,
     ) -> None:
         if type(at_once) is not int or at_once < 1:
@@ -213,7 +215,7 @@ class Scheduler:
             return ()
         if schedule.catch_up == "all":
             return [Due(schedule, at) for at in times]
-        is_late = now - times[-1] > timedelta(seconds=LATE_SECONDS)
+        is_late = now - times[-1] > timedelta(seconds=MAX_LATE_SECONDS)
         if schedule.catch_up == "none" and is_late:
             if self.book.pass_over(schedule.id, times[-1], missed=times):
                 _tell_missed(schedule, times)
@@ -370,7 +372,7 @@ class Scheduler:
 
     async def _rest(self, looked: datetime) -> None:
         # From when it was looked: a time that came since then is one, too.
-        comes, seconds = self.next_after(looked), LOOK_SECONDS
+        comes, seconds = self.next_after(looked), MAX_LOOK_SECONDS
         if comes is not None:
             seconds = max(0.0, min(seconds, (comes - self._clock.now()).total_seconds()))
         waits = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._changed.wait())]

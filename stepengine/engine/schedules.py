@@ -31,8 +31,10 @@ __all__ = ("MAX_TIMES", "CatchUp", "Schedule", "metadata_of", "newest_between", 
 CatchUp: TypeAlias = Literal["one", "all", "none"]
 MAX_TIMES = 1_000
 """How many times of one schedule are ever listed, started or told as missed at once."""
-MAX_LINE = 200
-MAX_ZONE = 100
+MAX_CRON_CHARS = 200
+"""A line that names all minutes of an hour has less; a longer one only costs time to parse."""
+MAX_ZONE_CHARS = 100
+"""The longest name of a time zone has 32 characters; the name becomes part of a path."""
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 AGENT = Fine(
     lambda value: isinstance(value, str | AgentDefinition) and value != "", "an AgentDefinition or the id of one"
@@ -259,8 +261,10 @@ def _read(cron: str) -> str:
     """Return a line as ``cronsim`` takes it, once it is known to come."""
     from cronsim import CronSimError
 
-    if len(cron) > MAX_LINE or not cron.isascii():
-        msg = f"Schedule(cron=...) is a line of at most {MAX_LINE} plain characters, {EXAMPLE}, not {written(cron)}"
+    if len(cron) > MAX_CRON_CHARS or not cron.isascii():
+        msg = (
+            f"Schedule(cron=...) is a line of at most {MAX_CRON_CHARS} plain characters, {EXAMPLE}, not {written(cron)}"
+        )
         raise DefinitionError(msg)
     line = NAMED.get(cron.strip().lower(), " ".join(cron.split()))
     if line.startswith("@"):
@@ -297,9 +301,9 @@ def _zone_of(name: str) -> tzinfo:
 
     try:
         # Longer names reach the file system, which has words of its own for them.
-        return zoneinfo.ZoneInfo(name if 0 < len(name) <= MAX_ZONE else "/")
+        return zoneinfo.ZoneInfo(name if 0 < len(name) <= MAX_ZONE_CHARS else "/")
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        near = did_you_mean(name[:MAX_ZONE], sorted(zoneinfo.available_timezones()))
+        near = did_you_mean(name[:MAX_ZONE_CHARS], sorted(zoneinfo.available_timezones()))
         msg = f"Schedule(timezone=...) is the name of a time zone, such as 'Europe/Berlin' or 'UTC', not {written(name)}{near}"
         raise DefinitionError(msg) from None
 

@@ -76,7 +76,9 @@ __all__ = ("Frame", "FrameKind", "HookCall", "Moment", "Stepper", "Tape")
 FrameKind: TypeAlias = Literal["handler", "helper", "hook", "tool", "program", "package", "opaque"]
 TOPS = ("handler", "hook", "tool")
 MAX_FRAMES = 100
-SHOWN = 200
+"""Handlers delegate a few levels deep; the bound ends a chain that a foreign object makes endless."""
+SHOWN_CHARS = 200
+"""About two lines for each effect in the list of a debugger."""
 
 
 def _nothing() -> None:
@@ -787,7 +789,7 @@ SAID: Mapping[type[Leaf], Callable[[Any], str]] = {
 
 def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 # --- looking into machines ------------------------------------------------------------------------------------------

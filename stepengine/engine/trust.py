@@ -51,8 +51,12 @@ LOCAL = Path("agents")
 """Where the agents of a working folder are."""
 TRUSTED = "trusted"
 AGREED = "agreed"
-RECORD_BYTES = 1024 * 1024
-FILES, CONTENT_BYTES = 10_000, 64 * 1024 * 1024
+MAX_RECORD_BYTES = 1024 * 1024
+"""A record of trust has some kilobytes; a larger file was not written by this program."""
+MAX_FILES = 10_000
+"""All files are hashed at each start: of more, that alone takes seconds, and the folder holds more than agents."""
+MAX_CONTENT_BYTES = 64 * 1024 * 1024
+"""Hashed in well under a second; a larger folder holds data, and is trusted by its path."""
 CACHE = "__pycache__"
 """Not content: agent files are compiled from their source, whatever lies there."""
 PLUGIN = "stepengine.pytest_plugin"
@@ -353,7 +357,7 @@ def _file_of(package: str) -> str:
 def _object(file: Path) -> dict[str, Any] | None:
     try:
         with file.open("rb") as opened:
-            record = json.loads(opened.read(RECORD_BYTES))
+            record = json.loads(opened.read(MAX_RECORD_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
@@ -372,10 +376,10 @@ def content_of(folder: Path) -> str:
     digest, size = sha256(), 0
     try:
         for count, (name, file) in enumerate(_files_of(folder.resolve(strict=True))):
-            data = file.read_bytes() if file.stat().st_size <= CONTENT_BYTES else b""
+            data = file.read_bytes() if file.stat().st_size <= MAX_CONTENT_BYTES else b""
             size += file.stat().st_size
-            if count >= FILES or size > CONTENT_BYTES:
-                msg = f"{str(folder)!r} has more than {FILES:,} files or {CONTENT_BYTES:,} bytes, and is trusted by its path only"
+            if count >= MAX_FILES or size > MAX_CONTENT_BYTES:
+                msg = f"{str(folder)!r} has more than {MAX_FILES:,} files or {MAX_CONTENT_BYTES:,} bytes, and is trusted by its path only"
                 raise DefinitionError(msg)
             digest.update(b"%d %s %d " % (len(name), name, len(data)) + data)
     except (OSError, RuntimeError) as error:

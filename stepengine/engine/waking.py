@@ -34,9 +34,14 @@ Resume: TypeAlias = "Callable[[Journal, Sleeping], Awaitable[RunResult]]"
 
 LEASE = timedelta(seconds=60)
 """After how long a run that a killed waker had is tried again."""
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 3600.0
-AT_ONCE = 4
-BATCH = 100
+FIRST_PAUSE_SECONDS = 5.0
+"""A provider that refused, or a file that was locked, is often usable again after some seconds."""
+MAX_PAUSE_SECONDS = 3600.0
+"""A run that fails for good costs one attempt in an hour, and one whose cause is mended resumes within the hour."""
+MAX_RUNS = 4
+"""After a night many runs are due together: four keep model providers below their limits, and none waits long."""
+BATCH_RUNS = 100
+"""More than can be started until the next look; a folder with a million sleeping runs is not read whole."""
 
 
 @frozen(kw_only=True)
@@ -85,7 +90,7 @@ class Waker:
         resume: Resume,
         *,
         tell: Callable[[Woken], object] = id,
-        at_once: int = AT_ONCE,
+        at_once: int = MAX_RUNS,
         clock: Clock | None = None,
     ) -> None:
         self._place = Path(place)
@@ -103,7 +108,7 @@ class Waker:
         seen: set[str] = set()
         try:
             while True:
-                due = await asyncio.to_thread(self._index.due, now, BATCH + len(seen))
+                due = await asyncio.to_thread(self._index.due, now, BATCH_RUNS + len(seen))
                 new = [one for one in due if one.run not in seen]
                 if not new:
                     break
@@ -214,10 +219,10 @@ class Waker:
         self._tries.pop(one.run, None)
         return None
 
-    async def _later(self, run: str, longest: float = LONGEST_PAUSE) -> datetime | None:
+    async def _later(self, run: str, longest: float = MAX_PAUSE_SECONDS) -> datetime | None:
         """Put a run off, for longer each time."""
         tries = self._tries[run] = self._tries.get(run, 0) + 1
-        pause = timedelta(seconds=min(longest, FIRST_PAUSE * 2 ** min(tries - 1, 20)))
+        pause = timedelta(seconds=min(longest, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 20)))
         with contextlib.suppress(StepEngineError):
             return await self._put_off(run, pause)
         return None

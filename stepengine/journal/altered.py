@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.history import History
 from stepengine.journal.reading import read_lines
-from stepengine.journal.records import TAIL, TAIL_FORM, Head, checksum_if_right
+from stepengine.journal.records import TAIL_BYTES, TAIL_FORM, Head, checksum_if_right
 from stepengine.journal.signing import Chain, JournalSignature, SigningKey, fingerprint_of, is_of, mark_of
 
 __all__ = ("JournalScan", "chain_of", "changes_in", "head_of", "listed")
 
-SHOWN = 20
-"""How many changes are told one by one."""
+SHOWN_CHANGES = 20
+"""About one screen of changes; further ones are only counted."""
 FALSE = "record {}, a signature, was altered or is not of its key"
 UNCHECKED = "record {} was altered: its checksum is wrong"
 
@@ -75,8 +75,8 @@ def head_of(content: bytes, name: str) -> Head | None:
 
 def listed(problems: Sequence[str]) -> list[str]:
     """Return the first of many sentences, and how many more there are."""
-    more = len(problems) - SHOWN
-    return [*problems[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
+    more = len(problems) - SHOWN_CHANGES
+    return [*problems[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
 
 
 class JournalScan:
@@ -123,7 +123,7 @@ class JournalScan:
             if checksum_if_right(line, previous) is None:
                 self._unchecked.append(self.count)
             # The checksum that a line states for itself, so that an altered line does not make the next ones wrong.
-            tail = TAIL_FORM.search(line, max(0, len(line) - TAIL)) if link else None
+            tail = TAIL_FORM.search(line, max(0, len(line) - TAIL_BYTES)) if link else None
             previous = 0 if tail is None else int(tail[1], 16)
             signature = self._trusted_signature(line)
             if signature is not None:

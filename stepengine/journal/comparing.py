@@ -25,7 +25,8 @@ ChangeKind: TypeAlias = Literal["added", "removed", "changed", "outcome", "start
 # What differs between two runs of the same thing without meaning anything (replay:J23).
 VOLATILE = frozenset({"at", "run_id", "request_id", "provider_data", "spending", "tool_call_id"})
 MARKS: Mapping[str, str] = {"added": "+", "removed": "-", "changed": "~", "outcome": "=", "start": "^", "end": "$"}
-MAX_SHOWN = 12
+SHOWN_FIELDS = 12
+"""A change with more fields than this is a different request; the first dozen shows that."""
 
 
 @frozen
@@ -51,7 +52,7 @@ class RunChange:
     def __str__(self) -> str:
         place = self.a if self.a == self.b else f"{self.a or 'nothing'} -> {self.b or 'nothing'}"
         lines = [f"{MARKS[self.kind]} {place}  {self.what} ({self.kind})"]
-        lines += [f"    {f.pointer}   {f.recorded}  ->  {f.now}" for f in self.fields[:MAX_SHOWN]]
+        lines += [f"    {f.pointer}   {f.recorded}  ->  {f.now}" for f in self.fields[:SHOWN_FIELDS]]
         return "\n".join(lines)
 
 

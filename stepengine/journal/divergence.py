@@ -36,9 +36,12 @@ __all__ = (
 )
 
 DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undecodable", "live_result"]
-MAX_FIELDS = 12
-WINDOW = 200
-SHOWN = 60
+SHOWN_FIELDS = 12
+"""With a dozen fields the message still fits on one screen; a request that differs in more was made by different code."""
+WINDOW_CHARS = 200
+"""About two lines of a terminal for each side: the difference and enough around it to find the place."""
+WHOLE_CHARS = 60
+"""A shorter text is shown whole; both sides of it fit on one line with the pointer."""
 
 
 class Field(NamedTuple):
@@ -93,9 +96,9 @@ def divergence_error(
     lines = [f"the run diverged from {history.name} at step {step}, effect {shown_address(*address)}{whose}: {asked}"]
     if location:
         lines.append(f"  {location}")
-    lines += [f"    {f.pointer:<34} recorded {f.recorded}   now {f.now}" for f in fields[:MAX_FIELDS]]
-    if len(fields) > MAX_FIELDS:
-        lines.append(f"    and {len(fields) - MAX_FIELDS} more")
+    lines += [f"    {f.pointer:<34} recorded {f.recorded}   now {f.now}" for f in fields[:SHOWN_FIELDS]]
+    if len(fields) > SHOWN_FIELDS:
+        lines.append(f"    and {len(fields) - SHOWN_FIELDS} more")
     if hint:
         lines.append(f"  cause looks like: {hint}")
     lines.append(_advice(history, path, seq, can_keep=kind == "changed" and not history.is_complete))
@@ -189,15 +192,15 @@ def fields_between(recorded: object, now: object, pointer: str = "") -> Iterator
 
 def _pair(recorded: object, now: object) -> tuple[str, str]:
     """Return both sides; long texts from where they begin to differ."""
-    if isinstance(recorded, str) and isinstance(now, str) and max(len(recorded), len(now)) > SHOWN:
-        start = max(0, parting(recorded, now) - SHOWN // 3)
+    if isinstance(recorded, str) and isinstance(now, str) and max(len(recorded), len(now)) > WHOLE_CHARS:
+        start = max(0, parting(recorded, now) - WHOLE_CHARS // 3)
         return _window(recorded, start), _window(now, start)
     return shown_value(recorded), shown_value(now)
 
 
 def _window(text: str, start: int) -> str:
-    part = json.dumps(text[start : start + WINDOW], ensure_ascii=False)
-    return ("..." if start else "") + part + ("..." if start + WINDOW < len(text) else "")
+    part = json.dumps(text[start : start + WINDOW_CHARS], ensure_ascii=False)
+    return ("..." if start else "") + part + ("..." if start + WINDOW_CHARS < len(text) else "")
 
 
 def shown_value(value: object) -> str:
@@ -205,7 +208,7 @@ def shown_value(value: object) -> str:
     if value is ABSENT:
         return repr(ABSENT)
     text = json.dumps(value, ensure_ascii=False, default=dict)
-    return text if len(text) <= WINDOW else f"{text[:WINDOW]}..."
+    return text if len(text) <= WINDOW_CHARS else f"{text[:WINDOW_CHARS]}..."
 
 
 # --- why ------------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from stepengine.data.effects import (
     Spawn,
 )
 from stepengine.data.faults import within
-from stepengine.data.json import MAX_LINE_DEPTH, JsonDict, compact, freeze, is_deeper, thaw
+from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, JsonDict, compact, freeze, is_deeper, thaw
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import DEFAULT_SETTINGS, ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value
@@ -364,12 +364,15 @@ def comparable(child: ChildResult) -> Form:
     return {**thaw(same), "error": type(error).__name__ if error is not None else None}
 
 
-MAX_INLINE = 32 * 1024
-MAX_LINE = 16 * 1024 * 1024
-KEPT_BASES = 4
-ESCAPED = 6
-"""Bytes that a character takes at most."""
-LEAST_WEIGHT = 5
+MAX_INLINE_CHARS = 32 * 1024
+"""A longer text has a record of its own, which others name. Shorter ones stay readable in place and cost few copies."""
+MAX_LINE_BYTES = 16 * 1024 * 1024
+"""A document of 10 MB fits as base64. A reader holds a line, its text and its values in memory at once."""
+KEPT_REQUESTS = 4
+"""A request mostly continues one of the last few of its path: pruning and a hook alternate between two or three. Each is compared."""
+ESCAPED_CHAR_BYTES = 6
+"""Bytes that a character takes at most in JSON: a control character becomes ``\\u001f``."""
+MIN_VALUE_CHARS = 5
 """For how many characters a value stands at least, such as a number with what is around it."""
 VOLATILE = frozenset({"created", "id", "service_tier", "system_fingerprint"})
 
@@ -396,7 +399,7 @@ class Encoder:
         previous: int = 0,
         blobs: Sequence[str] = (),
         stable: bool = False,
-        inline: int = MAX_INLINE,
+        inline: int = MAX_INLINE_CHARS,
     ) -> None:
         self.prints = Fingerprints(redactor)
         self._redactor = redactor
@@ -438,9 +441,9 @@ class Encoder:
 
     def _line(self, members: Mapping[str, object], what: str, path: str, seq: int) -> bytes:
         line, crc = to_line(members, self._previous)
-        if len(line) > MAX_LINE:
+        if len(line) > MAX_LINE_BYTES:
             where = shown_address(path, seq)
-            msg = f"the {what} of {where} has {len(line)} bytes; a record has at most {MAX_LINE}"
+            msg = f"the {what} of {where} has {len(line)} bytes; a record has at most {MAX_LINE_BYTES}"
             raise JournalWriteFailed(msg)
         self._previous = crc if self._link else 0
         return line
@@ -589,7 +592,7 @@ def request_members(request: ModelRequest, messages: Sequence[object], *, whole:
 
 # A long output of a tool stands in its result, in the next request, and in each one that is not a difference to it;
 # named by its fingerprint it stands in the journal once.
-def pack_texts(value: object, blobs: dict[str, object], inline: int = MAX_INLINE) -> Any:
+def pack_texts(value: object, blobs: dict[str, object], inline: int = MAX_INLINE_CHARS) -> Any:
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
 
@@ -612,29 +615,33 @@ def too_long(value: object, inline: int) -> str:
     blobs: dict[str, object] = {}
     rest = pack_texts(value, blobs, inline)
     length = max([len(to_text(each).encode()) for each in (rest, *blobs.values())])
-    return f"its record would have {length:,} bytes, and one has at most {MAX_LINE:,}" if length > MAX_LINE else ""
+    return (
+        f"its record would have {length:,} bytes, and one has at most {MAX_LINE_BYTES:,}"
+        if length > MAX_LINE_BYTES
+        else ""
+    )
 
 
 # An estimate that is never too low, made without encoding: exact counting would encode every output twice, for the rare
 # one that is too long.
 def may_be_long(value: Any) -> bool:
     """
-    Return whether *value* may need more than ``MAX_LINE`` bytes when written; cheap, and never false for one that does.
+    Return whether *value* may need more than ``MAX_LINE_BYTES`` bytes when written; cheap, and never false for one that does.
 
     What is never stored counts for nothing.
     """
-    left, waiting = MAX_LINE // ESCAPED, [value]
+    left, waiting = MAX_LINE_BYTES // ESCAPED_CHAR_BYTES, [value]
     while waiting and left >= 0:
         one = waiting.pop()
         kind: Any = type(one)
-        left -= LEAST_WEIGHT
+        left -= MIN_VALUE_CHARS
         if kind is str:
             left -= len(one)
         elif kind is tuple:
             waiting += one
         elif (members := HEAVY.get(kind)) is not None:
             waiting += [member for member in members(one) if member]
-            left -= LEAST_WEIGHT * WIDEST
+            left -= MIN_VALUE_CHARS * WIDEST_FIELDS
         elif isinstance(one, Mapping):
             waiting += one.values()
             left -= sum(map(len, one))
@@ -661,8 +668,8 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     ToolResult: attrgetter("content", "structured", "change", "side_effects"),
 }
 """What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
-WIDEST = 20
-"""More than these have members."""
+WIDEST_FIELDS = 20
+"""Above the number of fields of each of these classes, so that the estimate is never too low."""
 
 
 def _blob(value: object, blobs: dict[str, object]) -> dict[str, str]:
@@ -694,8 +701,8 @@ def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> 
         if name == "$blob":
             blob = blobs[inner]
             # The line and the blob are within the cap, each by itself.
-            if not isinstance(blob, str) and is_deeper(blob, MAX_LINE_DEPTH - depth):
-                msg = f"nested deeper than {MAX_LINE_DEPTH} levels"
+            if not isinstance(blob, str) and is_deeper(blob, MAX_LINE_DEPTH_LEVELS - depth):
+                msg = f"nested deeper than {MAX_LINE_DEPTH_LEVELS} levels"
                 raise DataError(msg)
             return blob
         return {k: unpack_texts(v, blobs, depth + 1) for k, v in inner.items()} if name == "$obj" else value
@@ -759,7 +766,7 @@ class _Bases:
 
     def _kept(self, path: str) -> list[_Base]:
         """Return what is kept of the last four requests of a path, the newest last."""
-        kept, room = list[_Base](), KEPT_BASES
+        kept, room = list[_Base](), KEPT_REQUESTS
         for base in reversed(self._known.get(path, ())):
             if room > 0:
                 kept.insert(0, base)
@@ -781,9 +788,9 @@ class _Bases:
                 said = {"type": "slice", "seq": last.seq, "start": 0, "stop": before}
                 last.seq, last.shared = seq, shared
                 last.length = last.longest = length
-                if last.count < KEPT_BASES:
+                if last.count < KEPT_REQUESTS:
                     last.count += 1
-                    if last.count == KEPT_BASES:
+                    if last.count == KEPT_REQUESTS:
                         self._known[path] = [last]  # nothing else is kept, nor what that was
                 return [said, *[bare(message) for message in transcript.since(before)]]
         items = self._items((path, seq), transcript)

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
-from stepengine.journal.encoding import MAX_LINE
-from stepengine.journal.following import LAST, BytesBehind, ByteTail, Tail
+from stepengine.journal.encoding import MAX_LINE_BYTES
+from stepengine.journal.following import LAST_BYTES, BytesBehind, ByteTail, Tail
 from stepengine.journal.held import HeldFile, opened_with_room
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import MAIL, FileMailbox, Mailbox, mailbox_of
 from stepengine.journal.places import (
     FULL,
-    OWNER_ONLY,
     check_place,
     close_locked,
     is_locked,
@@ -37,6 +36,7 @@ from stepengine.journal.reading import Reading, first_of, read_file
 from stepengine.journal.records import Head, Record
 from stepengine.journal.store import Journal, LineWriter, Writer
 from stepengine.system.atomic import replace_path, sync_folder
+from stepengine.system.calls import OWNER_FILE_MODE
 from stepengine.system.open_files import said
 
 __all__ = ("FileJournal", "Sync")
@@ -120,7 +120,7 @@ class FileJournal(Journal):
         if descriptor is None:
             return None
         with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
-            return first_of(file.readline(MAX_LINE + 1), self.name)
+            return first_of(file.readline(MAX_LINE_BYTES + 1), self.name)
 
     def tail(self) -> Tail:
         """Return a place at the start of the file."""
@@ -167,7 +167,7 @@ class FileJournal(Journal):
         _check_no_link(self.path)
         made_folder(self.path.parent)
         try:
-            replace_path(self.path, content, mode=OWNER_ONLY)
+            replace_path(self.path, content, mode=OWNER_FILE_MODE)
         except OSError as error:
             raise unusable(self.path, error) from error
 
@@ -224,7 +224,7 @@ class FileTail(ByteTail):
 
     def _take(self, data: bytes) -> None:
         self._place += len(data)
-        self._last = (self._last + data[-LAST:])[-LAST:]
+        self._last = (self._last + data[-LAST_BYTES:])[-LAST_BYTES:]
 
     def _forget(self) -> None:
         self._file, self._place, self._last = None, 0, b""

@@ -35,8 +35,9 @@ __all__ = (
 START = bytes(32)
 # Half of a SHA-256: 128 bits, against chance and not against somebody who looks for two inputs of one print. A line is
 # shorter by as much, and so is the name of a step in a database.
-DIGITS = 32
-KEPT = 64
+FINGERPRINT_DIGITS = 32
+KEPT_FINGERPRINTS = 64
+"""Settings and tools repeat from step to step in few forms. A full table is emptied, which costs one more digest for each."""
 SEEN_OF_QUESTION = ("text", "options", "multi_select", "tool_name", "details")
 UNSEEN = ("tags", "ttl")
 """What of a message no model sees."""
@@ -48,7 +49,7 @@ def fingerprint(value: object) -> str:
 
 
 def _digits(text: str) -> str:
-    return sha256(text.encode()).hexdigest()[:DIGITS]
+    return sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def offered_tool(spec: ToolSpec) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class Fingerprints:
         value = request.messages.fold_on(self._chain_key, self._links, START)
         if request.tail:
             value = self._links(value, request.tail)[-1]
-        return _digits(canonical({"messages": value.hex()[:DIGITS], **self._rest(request)}))
+        return _digits(canonical({"messages": value.hex()[:FINGERPRINT_DIGITS], **self._rest(request)}))
 
     def _rest(self, request: ModelRequest) -> Mapping[str, Any]:
         """Return the parts of a request other than its messages; they are computed once while they stay the same objects."""
@@ -165,7 +166,7 @@ class Fingerprints:
         return canonical(self.redactor.value(value)) if self.redactor.suspicious(text) else text
 
     def _keep(self, thing: object, known: str) -> str:
-        if len(self._kept) >= KEPT:
+        if len(self._kept) >= KEPT_FINGERPRINTS:
             self._kept.clear()
         self._kept[id(thing)] = (thing, known)
         return known

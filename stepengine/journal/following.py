@@ -20,7 +20,7 @@ from stepengine.journal.reading import Reading, read_later
 from stepengine.journal.records import Head, Record
 
 __all__ = (
-    "LAST",
+    "LAST_BYTES",
     "Again",
     "ByteTail",
     "BytesBehind",
@@ -32,11 +32,12 @@ __all__ = (
     "same_before",
 )
 
-PIECE = 1024 * 1024
+PIECE_BYTES = 1024 * 1024
 """Bytes that one look takes in, so that whoever comes late to a long journal does other things meanwhile."""
-LAST = 64
+LAST_BYTES = 64
 """Bytes in front of what is new that must still be there: they hold the checksum of the last record that was given."""
-MARK = 8
+MARK_CHARS = 8
+"""A CRC-32 has eight hexadecimal digits."""
 
 Again: TypeAlias = Literal["", "cut", "rewritten", "replaced"]
 """Why a journal is read from its start: it became shorter, it says something else, or it is another one by the same name."""
@@ -157,7 +158,7 @@ class ByteTail(Tail):
         return self._anew("rewritten") if self._must_restart else self._find()
 
     def _find(self) -> NewRecords:
-        look = self._look(PIECE)
+        look = self._look(PIECE_BYTES)
         if self._reading.open_end and look.data and not look.again:
             # The last line had no end. Whoever goes on writes one first; anything else has taken the line's place.
             if not look.data.startswith(b"\n"):
@@ -182,7 +183,7 @@ class ByteTail(Tail):
         records: list[Record] = []
         try:
             while True:
-                more = self._take_records(self._look(PIECE))
+                more = self._take_records(self._look(PIECE_BYTES))
                 records += more.records
                 if not more.is_behind:
                     return NewRecords(records, again if before else "", same_before(before, self._marks))
@@ -191,11 +192,11 @@ class ByteTail(Tail):
             raise
 
     def _take_records(self, look: BytesBehind) -> NewRecords:
-        size = PIECE
+        size = PIECE_BYTES
         while True:
             # Of a piece the last line may go on; one that is damaged is known by what stands behind it.
             data = look.data if look.is_all else look.data[: look.data.rfind(b"\n") + 1]
-            reading = read_later(data, self._name, self._reading, len(self._marks) // MARK, link=self._link)
+            reading = read_later(data, self._name, self._reading, len(self._marks) // MARK_CHARS, link=self._link)
             if look.is_all or (data and not reading.torn):
                 break
             size *= 2
@@ -204,7 +205,7 @@ class ByteTail(Tail):
             self._link = reading.records[0].link
         taken = data[: reading.end - self._reading.end]
         lines = taken.removesuffix(b"\n").split(b"\n") if taken else ()
-        self._marks += b"".join([line[-MARK - 2 : -2] for line in lines])
+        self._marks += b"".join([line[-MARK_CHARS - 2 : -2] for line in lines])
         self._take(taken)
         self._reading = reading._replace(records=[])
         self._is_behind = not look.is_all
@@ -229,10 +230,10 @@ class ByteTail(Tail):
 
 def same_before(a: bytes | bytearray, b: bytes | bytearray) -> int:
     """Return how many marks two journals have in common from their start on."""
-    low, high = 0, min(len(a), len(b)) // MARK
+    low, high = 0, min(len(a), len(b)) // MARK_CHARS
     while low < high:
         middle = (low + high + 1) // 2
-        if a[low * MARK : middle * MARK] == b[low * MARK : middle * MARK]:
+        if a[low * MARK_CHARS : middle * MARK_CHARS] == b[low * MARK_CHARS : middle * MARK_CHARS]:
             low = middle
         else:
             high = middle - 1
@@ -277,7 +278,7 @@ class ContentTail(ByteTail):
 
     def _take(self, data: bytes) -> None:
         self._place += len(data)
-        self._last = (self._last + data[-LAST:])[-LAST:]
+        self._last = (self._last + data[-LAST_BYTES:])[-LAST_BYTES:]
 
     def _forget(self) -> None:
         self._place, self._last = 0, b""

@@ -26,6 +26,7 @@ from stepengine.journal.undoing import Roots, Undoing, refuse_unknown, undo_writ
 __all__ = ("branch",)
 
 MAX_FORKS = 10_000
+"""A larger number is a loop that forks by mistake and fills the disk."""
 
 
 def branch(

@@ -27,15 +27,18 @@ from stepengine.system.open_files import most_open_files, too_many_files
 
 __all__ = ("HeldFile", "opened_with_room")
 
-LEAST, MOST = 8, 512
-SHARE = 4
+MIN_HELD_FILES = 8
+"""So many journals of one process stay open where hardly any file may be: each effect of theirs opens one otherwise."""
+MAX_HELD_FILES = 512
+"""More runs than one process carries out at once; a journal that is opened again for each record costs little beside a model call."""
+OPEN_FILES_DIVISOR = 4
 """Of the files that a process may have open, one in so many may be a journal's: runs need sockets and pipes, too."""
 
 
 def bound() -> int:
     """Return how many files of journals this process keeps open."""
     most = most_open_files()
-    return MOST if most is None else max(LEAST, min(MOST, most // SHARE))
+    return MAX_HELD_FILES if most is None else max(MIN_HELD_FILES, min(MAX_HELD_FILES, most // OPEN_FILES_DIVISOR))
 
 
 class HeldFile:
@@ -177,7 +180,7 @@ class HeldFile:
     @classmethod
     def before_fork(cls) -> None:
         """Let nobody open or close files while the process is forked."""
-        cls._is_held = cls._lock.acquire(after_fork.PATIENCE)
+        cls._is_held = cls._lock.acquire(after_fork.PATIENCE_SECONDS)
 
     @classmethod
     def after_fork(cls) -> None:

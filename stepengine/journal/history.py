@@ -93,7 +93,9 @@ WAITING: Mapping[str, WaitsFor] = {kind: row.waits_for for kind, row in KINDS.it
 ChosenModels: TypeAlias = tuple[Mapping[str, str], Mapping[str, str]]
 """The models in place of those that agents name, by agent id: the engine's, and those of one run alone."""
 KEPT_TRANSCRIPTS = 64
+"""A walk through a run with dozens of children still finds the last request of each; a transcript shares its messages."""
 MAX_MESSAGES = 1_000_000
+"""No context window holds as many. A damaged journal can name slices of slices that would fill the memory."""
 
 
 class _MessageRange(NamedTuple):

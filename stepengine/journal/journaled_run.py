@@ -67,7 +67,8 @@ if TYPE_CHECKING:
 
 __all__ = ("JournaledRun",)
 
-LISTED = 10
+LISTED_EFFECTS = 10
+"""Enough to see which effects they are; further ones are only counted."""
 Around: TypeAlias = "Callable[[Performer, Callable[[str, Usage], Decimal | None]], Performer]"
 """Wraps a performer, given a function that returns the cost of a usage."""
 
@@ -948,7 +949,9 @@ class JournaledRun:
     def _warn_of_kept(self) -> None:
         if self.kept:
             places = [shown_address(note.path, note.seq) for note in self.kept]
-            listed = ", ".join(places[:LISTED]) + (f" and {len(places) - LISTED} more" if len(places) > LISTED else "")
+            listed = ", ".join(places[:LISTED_EFFECTS]) + (
+                f" and {len(places) - LISTED_EFFECTS} more" if len(places) > LISTED_EFFECTS else ""
+            )
             self.warnings.append(
                 f"something else is asked for than {self.source.name} holds at {listed}; what is recorded there was kept"
             )

@@ -31,6 +31,7 @@ from attrs import frozen
 from stepengine.data.codec import restored
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.questions import Answer
+from stepengine.data.yields import LAST_YEAR
 from stepengine.errors import (
     DataError,
     InputError,
@@ -43,25 +44,25 @@ from stepengine.errors import (
 from stepengine.journal.places import (
     CAREFULLY,
     NO_LINK,
-    OWNER_ONLY,
     REOPENED,
     close_locked,
     lock_file,
     make_private,
 )
 from stepengine.journal.reading import members_of
-from stepengine.journal.records import LAST_YEAR, UNREADABLE, Head, check_place, checksum_if_right, to_line, to_text
+from stepengine.journal.records import UNREADABLE, Head, check_place, checksum_if_right, to_line, to_text
 from stepengine.redaction import Redactor
 from stepengine.system.after_fork import Lock
 from stepengine.system.atomic import sync_folder
+from stepengine.system.calls import OTHERS_WRITE_BITS, OWNER_FILE_MODE
 from stepengine.system.open_files import said
 
 __all__ = (
     "MAIL",
-    "MAX_BYTES",
     "MAX_LETTERS",
-    "MAX_LINE",
-    "MAX_VALUE",
+    "MAX_LETTER_BYTES",
+    "MAX_MAILBOX_BYTES",
+    "MAX_VALUE_BYTES",
     "FileMailbox",
     "Letter",
     "LetterKind",
@@ -80,17 +81,23 @@ MAIL = ".mail"
 # Bounds, because everybody who may post is able to fill the disk and the memory of whoever holds the run: a reader
 # reads all that is new at once, and a sender all of the file to look for its id.
 MAX_LETTERS = 10_000
-MAX_BYTES = 64 * 1024 * 1024
-MAX_VALUE = 1024 * 1024
-MAX_LINE = 2 * MAX_VALUE
-"""The longest letter in bytes, as it is stored."""
-MAX_NAME = 200
-MAX_PATH = 1_000
-MAX_DIGITS = 15
+MAX_MAILBOX_BYTES = 64 * 1024 * 1024
+"""A reader may hold all of it in memory; ten thousand messages of 6 KB fit."""
+MAX_VALUE_BYTES = 1024 * 1024
+"""A page of text or a large form fits; files are passed by their path. It is also far below what one step may record."""
+MAX_LETTER_BYTES = 2 * MAX_VALUE_BYTES
+"""Twice the longest value: placeholders of redacted secrets and the rest of the message make it longer."""
+MAX_NAME_CHARS = 200
+"""Room for a UUID or a digest with a prefix; a longer name is data in the wrong place."""
+MAX_PATH_CHARS = 1_000
+"""A run that is nested a hundred levels deep has a shorter path; a longer one only costs time to parse."""
+MAX_CALL_DIGITS = 15
+"""More calls than any run makes, and below 2**53, so that each program reads the number exactly."""
 TOPIC = frozenset(string.ascii_letters + string.digits + "_-.:/")
-SECONDS = 5.0
-PAUSE = 0.001
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+LOCK_SECONDS = 5.0
+"""A write holds the lock for milliseconds; five seconds without progress mean a stopped process, and a person still waits that long."""
+LOCK_PAUSE_SECONDS = 0.001
+"""About the time of one write: shorter pauses only burn CPU time, longer ones make many senders slow."""
 
 
 def _freeze_value(value: Any) -> Any:
@@ -146,9 +153,9 @@ def _problem(letter: Letter) -> str:
     if type(letter.kind) is not str or letter.kind not in KINDS:
         return f"a letter is one of {', '.join(get_args(LetterKind))}, not {_short(letter.kind)}"
     if not _is_name(letter.id):
-        return f"the id of a letter has 1 to {MAX_NAME} printable characters, which {_short(letter.id)} has not"
+        return f"the id of a letter has 1 to {MAX_NAME_CHARS} printable characters, which {_short(letter.id)} has not"
     try:
-        is_path = type(letter.path) is str and len(letter.path) <= MAX_PATH
+        is_path = type(letter.path) is str and len(letter.path) <= MAX_PATH_CHARS
         check_place(letter.path if is_path else "?", 0)
     except ValueError:
         return f'a letter goes to the path of a run, such as "" or "3.2", which {_short(letter.path)} is not'
@@ -162,15 +169,13 @@ def _problem(letter: Letter) -> str:
 def _problem_of_topic(letter: Letter) -> str:
     topic, given = letter.topic, _short(letter.topic)
     if letter.kind == "message":
-        if type(topic) is not str or not 1 <= len(topic) <= MAX_NAME or not TOPIC.issuperset(topic):
-            return f"a topic has 1 to {MAX_NAME} ASCII letters, digits and _ - . : /, which {given} has not"
+        if type(topic) is not str or not 1 <= len(topic) <= MAX_NAME_CHARS or not TOPIC.issuperset(topic):
+            return f"a topic has 1 to {MAX_NAME_CHARS} ASCII letters, digits and _ - . : /, which {given} has not"
     elif letter.kind == "answer":
         if not _is_name(topic):
-            return (
-                f"the topic of an answer is the id of its question, 1 to {MAX_NAME} printable characters, not {given}"
-            )
+            return f"the topic of an answer is the id of its question, 1 to {MAX_NAME_CHARS} printable characters, not {given}"
     elif letter.kind == "result":
-        if type(topic) is not str or not topic.isascii() or not topic.isdecimal() or len(topic) > MAX_DIGITS:
+        if type(topic) is not str or not topic.isascii() or not topic.isdecimal() or len(topic) > MAX_CALL_DIGITS:
             return f"the topic of a result is the number of its call, such as '3', not {given}"
     elif topic != "":
         return f"a letter of the kind {letter.kind!r} has no topic, and {given} was given"
@@ -191,19 +196,19 @@ def _problem_of_value(letter: Letter) -> str:
     if letter.kind in ("cancel", "input") and not isinstance(value, str):
         return f"the value of a letter of the kind {letter.kind!r} is a text, not {_short(value)}"
     size = len(to_text(value).encode())
-    if size > MAX_VALUE:
-        return f"the value of a letter has at most {MAX_VALUE:,} bytes as JSON, and this one has {size:,}"
+    if size > MAX_VALUE_BYTES:
+        return f"the value of a letter has at most {MAX_VALUE_BYTES:,} bytes as JSON, and this one has {size:,}"
     return ""
 
 
 def _is_name(text: object) -> bool:
-    return type(text) is str and 1 <= len(text) <= MAX_NAME and text.isprintable()
+    return type(text) is str and 1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()
 
 
 def _short(value: object) -> str:
     """Return the beginning of a value, as a message shows it."""
-    text = repr(value[: MAX_NAME + 1] if isinstance(value, str) else type(value).__name__)
-    return text if len(text) <= MAX_NAME else f"{text[:MAX_NAME]}..."
+    text = repr(value[: MAX_NAME_CHARS + 1] if isinstance(value, str) else type(value).__name__)
+    return text if len(text) <= MAX_NAME_CHARS else f"{text[:MAX_NAME_CHARS]}..."
 
 
 # --- what is stored -------------------------------------------------------------------------------------------------
@@ -240,7 +245,7 @@ class StoredLetter(NamedTuple):
         Raises:
             JournalCorrupt: for what is not a letter; it begins with *where*, a text or what has one.
         """
-        if len(line) >= MAX_LINE or checksum_if_right(line, 0) is None:
+        if len(line) >= MAX_LETTER_BYTES or checksum_if_right(line, 0) is None:
             msg = f"{where} is damaged: its checksum is wrong"
             raise JournalCorrupt(msg)
         members: Mapping[str, Any] = members_of(line, where)
@@ -374,8 +379,8 @@ class Mailbox(abc.ABC):
 
     def _check_room(self, letters: int, size: int) -> None:
         """Raise when so many letters and bytes, those to be added included, are too many."""
-        if letters > MAX_LETTERS or size > MAX_BYTES:
-            msg = f"{self.name} is full: it takes {MAX_LETTERS:,} letters and {MAX_BYTES:,} bytes; nothing was posted"
+        if letters > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
+            msg = f"{self.name} is full: it takes {MAX_LETTERS:,} letters and {MAX_MAILBOX_BYTES:,} bytes; nothing was posted"
             raise JournalWriteFailed(msg)
 
 
@@ -436,7 +441,7 @@ class _MailboxLine(NamedTuple):
     # read, and a reader begins where it stopped.
     def __str__(self) -> str:
         with self.path.open("rb") as file:
-            number = file.read(min(self.start, MAX_BYTES)).count(b"\n") + 1
+            number = file.read(min(self.start, MAX_MAILBOX_BYTES)).count(b"\n") + 1
         return f"line {number} (byte {self.start}) of {self.path}"
 
 
@@ -542,9 +547,9 @@ class FileMailbox(Mailbox):
         whole = end = count = 0
         last, key = b"", stored.key
         with open(descriptor, "rb", closefd=False) as file:
-            # Read in pieces of at most `MAX_LINE`: a file without a newline, as another program leaves it, is not read
+            # Read in pieces of at most `MAX_LETTER_BYTES`: a file without a newline, as another program leaves it, is not read
             # into memory as one line.
-            for piece in iter(partial(file.readline, MAX_LINE), b""):
+            for piece in iter(partial(file.readline, MAX_LETTER_BYTES), b""):
                 end += len(piece)
                 if piece.endswith(b"\n"):
                     if piece.startswith(key) and checksum_if_right(piece[:-1], 0) is not None:
@@ -638,18 +643,18 @@ class FileMailbox(Mailbox):
             except BlockingIOError:
                 now, size = time.monotonic(), os.fstat(descriptor).st_size
                 if size != seen:
-                    until, seen = now + SECONDS, size
+                    until, seen = now + LOCK_SECONDS, size
                 elif now >= until:
                     return lock_file(descriptor, self._path)
                 # A lock that waits by itself (without LOCK_NB) cannot be given up after a time by a thread.
-                time.sleep(PAUSE)
+                time.sleep(LOCK_PAUSE_SECONDS)
             except OSError:
                 return lock_file(descriptor, self._path, unsafe_no_lock=self._unsafe_no_lock)
 
     def _open(self, flags: int) -> int | None:
         """Return the open file; ``None`` when there is none, or when there is one and it was to be made."""
         try:
-            return os.open(self._path, flags | NO_LINK | CAREFULLY, OWNER_ONLY)
+            return os.open(self._path, flags | NO_LINK | CAREFULLY, OWNER_FILE_MODE)
         except (FileNotFoundError, FileExistsError):
             return None
         except OSError as error:
@@ -669,7 +674,7 @@ class FileMailbox(Mailbox):
             owner = self._of.stat().st_uid
         except FileNotFoundError:
             raise self._journal.missing() from None
-        if status.st_uid != owner or status.st_mode & OTHERS_WRITE:
+        if status.st_uid != owner or status.st_mode & OTHERS_WRITE_BITS:
             whose = "belongs to somebody else" if status.st_uid != owner else "may be written by others"
             msg = (
                 f"{self._path} {whose} than the journal, so anybody may have posted what is in it; remove it, or make it private "
@@ -680,8 +685,8 @@ class FileMailbox(Mailbox):
     def _check_size(self, descriptor: int) -> int:
         """Return the length of the file; raise when it is longer than any sender would make it."""
         size = os.fstat(descriptor).st_size
-        if size > MAX_BYTES + MAX_LINE:
-            msg = f"{self._path} has {size:,} bytes, and a mailbox has at most {MAX_BYTES:,}; remove it"
+        if size > MAX_MAILBOX_BYTES + MAX_LETTER_BYTES:
+            msg = f"{self._path} has {size:,} bytes, and a mailbox has at most {MAX_MAILBOX_BYTES:,}; remove it"
             raise JournalCorrupt(msg)
         return size
 
@@ -693,13 +698,14 @@ class FileMailbox(Mailbox):
         return JournalWriteFailed(f"{self._path} cannot be used as a mailbox: {said(error)}")
 
 
-PIECE = 1024 * 1024
+PIECE_BYTES = 1024 * 1024
+"""Few calls for a full mailbox, and little memory beside the messages themselves."""
 
 
 def _pieces(descriptor: int, start: int, end: int) -> Iterator[bytes]:
     """Give what an open file holds between two places; less when it was cut off meanwhile."""
     while start < end:
-        piece = os.pread(descriptor, min(PIECE, end - start), start)
+        piece = os.pread(descriptor, min(PIECE_BYTES, end - start), start)
         if not piece:
             return
         start += len(piece)

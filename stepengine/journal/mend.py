@@ -19,7 +19,7 @@ from stepengine.journal.fingerprints import Fingerprints, fingerprint
 from stepengine.journal.history import History
 from stepengine.journal.reading import Reading, members_of, read_lines, strict_members
 from stepengine.journal.records import (
-    TAIL,
+    TAIL_BYTES,
     TAIL_FORM,
     UNREADABLE,
     Blob,
@@ -152,7 +152,8 @@ def scrub(journal: JournalLike) -> MemoryJournal:
     return MemoryJournal(copy.lines(), redact="all", link=copy.link)
 
 
-SHOWN = 160
+SHOWN_CHARS = 160
+"""Two lines of a terminal for each record that changes: enough to recognize it."""
 
 
 @frozen
@@ -254,8 +255,8 @@ def _find_edited(records: list[Record], lines: list[bytes]) -> Iterator[int]:
     link = isinstance(head, Head) and head.link
     before = 0
     for number, line in enumerate(lines, 1):
-        found = TAIL_FORM.search(line[-TAIL:])
-        if found is None or zlib.crc32(line[:-TAIL], before) != int(found[1], 16):
+        found = TAIL_FORM.search(line[-TAIL_BYTES:])
+        if found is None or zlib.crc32(line[:-TAIL_BYTES], before) != int(found[1], 16):
             yield number
         before = int(found[1], 16) if found is not None and link else 0
 
@@ -311,4 +312,4 @@ def _what(record: Record) -> str:
 def _now(record: Record) -> str:
     hidden = ("kind", "path", "seq", "at", "fp", "crc")
     text = to_text({k: v for k, v in (record.line or {}).items() if k not in hidden})
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."

@@ -11,7 +11,8 @@ from stepengine.journal.store import MemoryJournal
 __all__ = ("in_address_order", "put_as_recorded", "without_cut_off_blobs")
 
 RANK = {"input": 0, "intent": 1, "result": 2}
-LAST = 1 << 62
+LAST_PLACE = 1 << 62
+"""Above each place that a journal can have: addresses have at most nine digits."""
 
 
 def in_address_order(records: Sequence[Record]) -> list[Record]:
@@ -60,7 +61,7 @@ def _as_recorded(records: Sequence[Record], original: Sequence[Record]) -> list[
     places = {_name(record): number for number, record in enumerate(original)}
     made = {_name(record) for record in records if isinstance(record, Input)}
     outside = [r for r in original if isinstance(r, Input) and _name(r) not in made]
-    return sorted([*records, *outside], key=lambda record: places.get(_name(record), LAST))
+    return sorted([*records, *outside], key=lambda record: places.get(_name(record), LAST_PLACE))
 
 
 def _is_same(a: Record, b: Record) -> bool:
@@ -95,10 +96,10 @@ def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
     if not path and seq < 0:
         # The prompt of the root comes after its start; what stopped it stands where it would have ended.
         is_last = record.kind == "result" or (isinstance(record, Input) and record.input.get("type") == "stop")
-        return (((LAST, 0),), 0) if is_last else ((), 0 if record.kind == "intent" else 1)
+        return (((LAST_PLACE, 0),), 0) if is_last else ((), 0 if record.kind == "intent" else 1)
     # A child's numbers follow those of its Spawn with rank 1: after its intent (0) and before its result (2).
     inside = [(int(n), 1) for n in path.split(".")] if path else []
     if seq < 0 and record.kind == "result":
         # How a child in the background ended comes after all that it did.
-        return (*inside, (LAST, 2)), 0
+        return (*inside, (LAST_PLACE, 2)), 0
     return (*inside, (seq, 2 if record.kind == "result" else 0)), RANK[record.kind]

@@ -23,15 +23,15 @@ from stepengine.data.alike import MAX_SUGGESTIONS, find_nearest
 from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
 from stepengine.system.after_fork import Lock, renews
 from stepengine.system.atomic import make_folder
+from stepengine.system.calls import OTHERS_BITS, OWNER_FILE_MODE, OWNER_FOLDER_MODE
 from stepengine.system.open_files import said
 
 __all__ = (
     "CAREFULLY",
     "FULL",
     "NO_LINK",
-    "OWNER_ONLY",
     "REOPENED",
-    "ROOM",
+    "RESERVE_BYTES",
     "TO_RECORD",
     "Reserve",
     "check_place",
@@ -49,11 +49,9 @@ __all__ = (
     "unusable",
 )
 
-OWNER_ONLY = 0o600
-COMPARED = 1_000
+MAX_COMPARED_NAMES = 1_000
+"""A folder may hold a hundred thousand journals; an error message must not list and sort them all."""
 TO_RECORD = "record one with engine.run(..., journal=...)"
-FOLDER = 0o700
-OTHERS = 0o077
 # A pipe without another end must not be waited for, and a terminal must not become the process's own.
 CAREFULLY = os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -104,7 +102,7 @@ def opened_new(path: Path, flags: int = os.O_WRONLY | os.O_CLOEXEC) -> int:
         JournalError: when it cannot be made.
     """
     try:
-        return os.open(path, flags | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, OWNER_FILE_MODE)
     except FileExistsError:
         raise
     except OSError as error:
@@ -121,10 +119,10 @@ def make_private(path: Path, descriptor: int | None = None) -> None:
     """
     try:
         if descriptor is None:
-            if path.stat().st_mode & OTHERS:
-                path.chmod(OWNER_ONLY)
-        elif os.fstat(descriptor).st_mode & OTHERS:
-            os.fchmod(descriptor, OWNER_ONLY)
+            if path.stat().st_mode & OTHERS_BITS:
+                path.chmod(OWNER_FILE_MODE)
+        elif os.fstat(descriptor).st_mode & OTHERS_BITS:
+            os.fchmod(descriptor, OWNER_FILE_MODE)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -154,7 +152,7 @@ def made_folder(folder: Path) -> None:
         JournalError: when one cannot be made.
     """
     try:
-        make_folder(folder, FOLDER)
+        make_folder(folder, OWNER_FOLDER_MODE)
     except OSError as error:
         raise unusable(folder, error) from error
 
@@ -178,7 +176,7 @@ def missing_file(path: Path) -> JournalMissing:
 
 def likely(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return up to five names, those that look like the wanted one first."""
-    known = sorted(islice(names, COMPARED))
+    known = sorted(islice(names, MAX_COMPARED_NAMES))
     return tuple(dict.fromkeys([*find_nearest(wanted, known), *known]))[:MAX_SUGGESTIONS]
 
 
@@ -315,7 +313,8 @@ def _start_of_process(pid: int) -> str:
     return datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
 
 
-ROOM = 1024 * 1024
+RESERVE_BYTES = 1024 * 1024
+"""Room for the results of some dozen effects that are in progress when the disk becomes full, and no loss to any disk."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -347,7 +346,7 @@ class Reserve:
                 known = cls._known.get(device)
                 if known is None:
                     known = cls(device, path.parent)
-                    known._take((ROOM,))
+                    known._take((RESERVE_BYTES,))
                     cls._known[device] = known
             except (OSError, AttributeError):
                 return None
@@ -371,7 +370,7 @@ class Reserve:
                 self._release()
                 self._folder = folder
                 try:
-                    self._take((ROOM, *LESS))
+                    self._take((RESERVE_BYTES, *LESS))
                 except OSError:  # as in `near`: where no room can be kept, nothing waits for it
                     self.is_short = False
             return not self.is_short
@@ -404,7 +403,7 @@ class Reserve:
                 if error.errno not in FULL:
                     raise
             else:
-                self.is_short = size < ROOM
+                self.is_short = size < RESERVE_BYTES
                 return
 
     def leave(self) -> None:
@@ -430,8 +429,8 @@ def _without_reserves() -> None:
     Reserve._known.clear()  # noqa: SLF001
 
 
-LESS = tuple([ROOM >> halved for halved in range(1, 5)])
-"""What is kept in place of ``ROOM`` for effects that are under way when there is no more."""
+LESS = tuple([RESERVE_BYTES >> halved for halved in range(1, 5)])
+"""What is kept in place of ``RESERVE_BYTES`` for effects that are under way when there is no more."""
 
 
 def _room(folder: Path, size: int) -> int:

@@ -16,15 +16,17 @@ from typing import Literal, TypeAlias
 
 from stepengine.errors import JournalError
 from stepengine.journal.files import FileJournal
-from stepengine.journal.places import NO_LINK, OWNER_ONLY
+from stepengine.journal.places import NO_LINK
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.system.atomic import make_folder, replace_path
+from stepengine.system.calls import OWNER_FILE_MODE
 from stepengine.system.user_state import RUNS, is_private, state_folder
 
 __all__ = ("has_known_permissions", "is_in_state_folder", "is_own", "record_own", "record_reviewed")
 
 NOTES = "known-journals"
-KEPT = 10_000
+KEPT_NOTES = 10_000
+"""About 700 KB. A user who has recorded more runs is asked again about the permissions of the oldest."""
 Kind: TypeAlias = Literal["own", "seen"]
 """``own``: this user's runs wrote all of it. ``seen``: this user was asked for all of its permissions."""
 LINE = 64 + len(" seen\n")
@@ -112,16 +114,16 @@ def _record(journal: Journal, kind: Kind) -> None:
             return
         line = f"{_digest_of(journal)}{PADDED[kind]}".encode()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | NO_LINK
-        descriptor = os.open(folder / NOTES, flags, OWNER_ONLY)
+        descriptor = os.open(folder / NOTES, flags, OWNER_FILE_MODE)
         try:
             # One write that appends: notes of other processes are not mixed with it.
             os.write(descriptor, line)
             size = os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
-        if size > 2 * KEPT * LINE:
+        if size > 2 * KEPT_NOTES * LINE:
             # A note that another process adds meanwhile is lost, and its journal is unknown.
-            replace_path(folder / NOTES, (folder / NOTES).read_bytes()[-KEPT * LINE :], mode=OWNER_ONLY)
+            replace_path(folder / NOTES, (folder / NOTES).read_bytes()[-KEPT_NOTES * LINE :], mode=OWNER_FILE_MODE)
     except (OSError, JournalError):
         pass  # the journal is unknown, which costs a question
 

@@ -40,6 +40,7 @@ InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
 """What becomes of an effect that was begun, has no result, and is not idempotent; see ``ResumeOptions``."""
 
 SHOWN_CHARS = 1_000
+"""A question or input is quoted up to half a screen: a person must recognize it, and a document must not fill the terminal."""
 YES_OR_NO = ("yes", "no")
 DOUBT = "doubt:"
 """What the id of a question about an effect in doubt starts with; its address follows."""

@@ -18,12 +18,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from stepengine.data.json import MAX_LINE_DEPTH, is_deep_text
+from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, is_deep_text
 from stepengine.errors import JournalCorrupt, JournalError
 from stepengine.journal.encoding import unpack_texts
 from stepengine.journal.places import opened
 from stepengine.journal.records import (
-    TAIL,
+    MAX_AT_MS,
+    TAIL_BYTES,
     UNREADABLE,
     Head,
     Intent,
@@ -60,10 +61,11 @@ RESULT_FORM = re.compile(
 BESIDE_FORM = re.compile(
     rb'\}(?:,"gather":([0-9]{1,9}))?(?:,"program_line":([1-9][0-9]{0,8}))?,"crc":"[0-9a-f]{8}"\}\Z'
 )
-BESIDE_TAIL = 60
-AHEAD = 256 * 1024
+BESIDE_TAIL_BYTES = 60
+"""Both members with numbers of nine digits have 45."""
+AHEAD_BYTES = 256 * 1024
+"""Some dozen ordinary records in one call; a larger window is read in vain when a reader jumps."""
 PLAIN_RESULT = {"kind", "path", "seq", "at", "value", "crc"}
-MAX_TIME = 10**13
 # We never write it, but a line that was edited and sealed may hold it.
 ESCAPED_DOLLAR = rb"\u0024"
 
@@ -179,7 +181,7 @@ class FileSource(JournalBytes):
         """
         begin, window = self._window
         if start < begin or end > begin + len(window):
-            begin, window = self._window = start, os.pread(self._descriptor, max(end - start, AHEAD), start)
+            begin, window = self._window = start, os.pread(self._descriptor, max(end - start, AHEAD_BYTES), start)
         data = window[start - begin : end - begin]
         if len(data) != end - start:
             msg = f"{self.name} was cut off at byte {start + len(data)} while it was read"
@@ -188,8 +190,8 @@ class FileSource(JournalBytes):
 
     def newlines(self, end: int) -> int:
         """Return how many lines end before the byte *end*."""
-        pieces = range(0, end, AHEAD)
-        return sum([os.pread(self._descriptor, min(AHEAD, end - at), at).count(b"\n") for at in pieces])
+        pieces = range(0, end, AHEAD_BYTES)
+        return sum([os.pread(self._descriptor, min(AHEAD_BYTES, end - at), at).count(b"\n") for at in pieces])
 
 
 class RecordPlace(NamedTuple):
@@ -206,7 +208,7 @@ class RecordPlace(NamedTuple):
 def _is_plain(members: Mapping[str, object]) -> bool:
     """Return whether members are those of nearly every result, which need no closer look: only time and value are used."""
     at = members.get("at")
-    return members.keys() == PLAIN_RESULT and members["kind"] == "result" and type(at) is int and 0 <= at <= MAX_TIME
+    return members.keys() == PLAIN_RESULT and members["kind"] == "result" and type(at) is int and 0 <= at < MAX_AT_MS
 
 
 def members_of(line: bytes, where: object) -> Mapping[str, object]:
@@ -216,7 +218,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, object]:
     Raises:
         JournalCorrupt: when it is not a JSON object.
     """
-    if is_deep_text(line, MAX_LINE_DEPTH):
+    if is_deep_text(line, MAX_LINE_DEPTH_LEVELS):
         raise _depth_error(where)
     try:
         # What begins like this is UTF-8, and need not be looked at to find that out.
@@ -234,7 +236,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, object]:
 
 
 def _depth_error(where: object) -> JournalCorrupt:
-    msg = f"{where} is nested deeper than {MAX_LINE_DEPTH} levels, which no run writes"
+    msg = f"{where} is nested deeper than {MAX_LINE_DEPTH_LEVELS} levels, which no run writes"
     return JournalCorrupt(msg)
 
 
@@ -256,8 +258,8 @@ def glimpse_record(line: bytes, source: JournalBytes, start: int) -> Intent | Re
     found = INTENT_FORM.match(line)
     if found is not None:
         together, of_program = None, 0
-        if line[-TAIL - 1 : -TAIL] != b"}":
-            beside = BESIDE_FORM.search(line, max(0, len(line) - BESIDE_TAIL - TAIL))
+        if line[-TAIL_BYTES - 1 : -TAIL_BYTES] != b"}":
+            beside = BESIDE_FORM.search(line, max(0, len(line) - BESIDE_TAIL_BYTES - TAIL_BYTES))
             if beside is None:
                 return None
             together = None if beside[1] is None else int(beside[1])
@@ -288,7 +290,8 @@ def _interned_text(text: bytes) -> str:
 
 # --- a whole journal --------------------------------------------------------------------------------------------------
 
-MAX_HELD = 4 * 1024 * 1024
+MAX_HELD_BYTES = 4 * 1024 * 1024
+"""A journal of an ordinary run is read whole, which is fastest. Long texts of a larger one stay in the file."""
 
 
 class Reading(NamedTuple):
@@ -377,7 +380,7 @@ def read_file(descriptor: int, path: Path, name: str) -> Reading:
     """
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb", closefd=False) as file:
-        if os.fstat(descriptor).st_size <= MAX_HELD:
+        if os.fstat(descriptor).st_size <= MAX_HELD_BYTES:
             return read_lines(file.read(), name)
         # A descriptor of its own: one that was duplicated would keep the lock of the first.
         again = opened(path)
@@ -400,7 +403,7 @@ def _read(lines: BinaryIO, source: JournalBytes, offset: int = 0, previous: int 
                 return Reading(records, offset, end - offset, crc=previous)
             is_moved = bool(link and previous and checksum_if_right(body, 0) is not None)
             raise _damage_error(records, offset, source, is_moved=is_moved)
-        if is_deep_text(body, MAX_LINE_DEPTH):
+        if is_deep_text(body, MAX_LINE_DEPTH_LEVELS):
             raise _depth_error(RecordPlace(source, offset))
         record: Record | None = glimpse_record(body, source, offset)
         if record is None:

@@ -95,7 +95,8 @@ def lookups(plan: RunPlan, state: AgentState) -> Iterator[Input]:
 
 
 STARTS = frozenset({*RUNS, RunInBackground})
-MAX_NOTED = 1_000
+MAX_NOTED_CHARS = 1_000
+"""The outcome is lost otherwise, so more than a line of it is shown; a whole document would hide the error."""
 Kept: TypeAlias = "Sequence[tuple[Item, Value | Failure]]"
 """Outcomes with what they are outcomes of."""
 
@@ -680,7 +681,7 @@ def _with_earlier(outcome: Single, earlier: Begun | None) -> Single:
 
 def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) -> None:
     value = outcome.value if isinstance(outcome, Value) else getattr(outcome, "error", None)
-    said = str(getattr(value, "text", value))[:MAX_NOTED]
+    said = str(getattr(value, "text", value))[:MAX_NOTED_CHARS]
     asked = Intent(item.path, item.effect.seq, describe(item))
     what = f"{asked.type} {asked.path}#{asked.seq}"
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")

@@ -29,6 +29,7 @@ from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
 from stepengine.data.waiting import ChildRef
+from stepengine.data.yields import LAST_YEAR
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 
 __all__ = (
@@ -37,7 +38,7 @@ __all__ = (
     "ROOT",
     "SEPARATORS",
     "SIGNED",
-    "TAIL",
+    "TAIL_BYTES",
     "TAIL_FORM",
     "UNREADABLE",
     "Address",
@@ -71,9 +72,8 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 
 # Bounds for numbers that come from a file: whoever wrote it may have put in one with a million digits.
 MAX_SEQ = 10**9
-MAX_AT = 10**13
+MAX_AT_MS = 10**13
 """More than three hundred years in milliseconds; what is added to a date must leave a date."""
-LAST_YEAR = 9_000
 # Groups of at most nine digits, so that no path is longer to turn into numbers than a path of a run can be.
 PATH = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?")
 KEY = re.compile(r"[A-Za-z0-9+/]{68}")
@@ -169,8 +169,8 @@ def check_place(path: str, seq: int, at: int = 0) -> None:
     if PATH.fullmatch(path) is None:
         msg = f"{path[:80]!r} is not a path of a run"
         raise ValueError(msg)
-    if not (-1 <= seq < MAX_SEQ and 0 <= at < MAX_AT):
-        msg = f"seq {seq} and at {at} should be below {MAX_SEQ} and {MAX_AT}"
+    if not (-1 <= seq < MAX_SEQ and 0 <= at < MAX_AT_MS):
+        msg = f"seq {seq} and at {at} should be below {MAX_SEQ} and {MAX_AT_MS}"
         raise ValueError(msg)
 
 
@@ -320,9 +320,12 @@ def begun_of(said: Mapping[str, Any]) -> Begun:
 
 FORMAT = "stepengine.journal/1"
 NAME = "stepengine.journal"
-MAJOR = 1
-TAIL = 18
-SHORT = 4096
+MAJOR_VERSION = 1
+"""Readers refuse every other version: a journal that is misread could repeat effects."""
+TAIL_BYTES = 18
+"""The length of ``,"crc":"01234567"}``, which ends each line."""
+SHORT_BYTES = 4096
+"""Measured: up to about here, copying takes less time than making a view."""
 TAIL_FORM = re.compile(rb',"crc":"([0-9a-f]{8})"\}\Z')
 # JSON may hold these as they are, but tools that split text into lines take them for line ends (reliability:JR05).
 SEPARATORS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
@@ -609,7 +612,7 @@ def to_line(members: Mapping[str, object] | str, previous: int) -> tuple[bytes, 
 def checksum_if_right(line: bytes, previous: int) -> int | None:
     """Return the checksum of a line without its newline, or ``None`` when it is missing or wrong."""
     # A copy of a short line takes less time than a view of it.
-    crc = zlib.crc32(line[:-TAIL] if len(line) < SHORT else memoryview(line)[:-TAIL], previous)
+    crc = zlib.crc32(line[:-TAIL_BYTES] if len(line) < SHORT_BYTES else memoryview(line)[:-TAIL_BYTES], previous)
     return crc if line.endswith(b',"crc":"%08x"}' % crc) else None
 
 
@@ -652,7 +655,7 @@ def _head(members: Mapping[str, Any]) -> Head:
     if name != NAME or not major.isdecimal():
         msg = f"the format {form!r} is not one of ours"
         raise ValueError(msg)
-    if int(major) != MAJOR:
+    if int(major) != MAJOR_VERSION:
         engine = members.get("engine")
         msg = f"this journal has the format {form}, written by stepengine {engine}; this version reads {FORMAT}: upgrade to read it"
         raise JournalVersion(msg)

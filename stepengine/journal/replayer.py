@@ -67,7 +67,8 @@ __all__ = (
     "place_of",
 )
 
-LISTED = 10
+LISTED_EFFECTS = 10
+"""Enough to see which effects they are; further ones are only counted."""
 TEXT_FORM = re.compile(r"(?:(?P<path>[0-9]{1,9}(?:\.[0-9]{1,9})*)?#)?(?P<seq>-1|[0-9]{1,9})")
 
 
@@ -212,8 +213,10 @@ def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False)
     gone = {a: i for a, i in history.intents.items() if not cut.keeps_intent(a) and touched_world(i.effect)}
     lost = [i for a, i in gone.items() if not (undone and a in history.results and history.results[a].writes)]
     if lost:
-        listed = ", ".join([f"{shown_address(i.path, i.seq)} {effect_label(history.form(i))}" for i in lost[:LISTED]])
-        more = f" and {len(lost) - LISTED} more" if len(lost) > LISTED else ""
+        listed = ", ".join(
+            [f"{shown_address(i.path, i.seq)} {effect_label(history.form(i))}" for i in lost[:LISTED_EFFECTS]]
+        )
+        more = f" and {len(lost) - LISTED_EFFECTS} more" if len(lost) > LISTED_EFFECTS else ""
         msg = (
             f"{act} cuts off effects that changed the world and may happen again: {listed}{more}. "
             "Pass allow_repeat=True (--allow-repeat) to go on"

@@ -18,7 +18,8 @@ __all__ = ("Leak", "files_under", "scan")
 SKIPPED_FOLDERS = frozenset({
     ".git", ".hg", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".venv", "__pycache__", "node_modules", "venv",
 })  # fmt: skip
-MAX_BYTES = 256 * 1024 * 1024
+MAX_SCANNED_BYTES = 256 * 1024 * 1024
+"""The file is held in memory, decoded and searched. No journal of an ordinary run is as large, and a small machine has room for it."""
 
 
 @frozen
@@ -93,8 +94,8 @@ def scan(
 
 def _leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[Leak]:
     try:
-        if (size := file.stat().st_size) > MAX_BYTES:
-            msg = f"{str(file)!r} has {size} bytes; at most {MAX_BYTES} are scanned"
+        if (size := file.stat().st_size) > MAX_SCANNED_BYTES:
+            msg = f"{str(file)!r} has {size} bytes; at most {MAX_SCANNED_BYTES} are scanned"
             raise DataError(msg)
         data = file.read_bytes()
     except OSError as error:

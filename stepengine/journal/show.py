@@ -70,8 +70,10 @@ __all__ = (
     "status_of",
 )
 
-MIN_PATH = 5
-MIN_NAME = 3
+MIN_PATH_CHARS = 5
+"""A shorter path, such as `/` or `/app`, is in texts that do not speak of this machine."""
+MIN_NAME_CHARS = 3
+"""Names of one or two letters are in ordinary words."""
 ORDINARY_NAMES = frozenset({
     "admin", "app", "build", "builder", "container", "default", "docker", "guest", "home", "host", "local", "localhost",
     "name", "node", "none", "nobody", "python", "root", "runner", "server", "test", "tester", "ubuntu", "unknown", "user",
@@ -93,10 +95,10 @@ def machine_data(cwd: str | os.PathLike[str] | None = None) -> dict[str, str]:
         (tempfile.gettempdir(), "<tmp>"),
         (str(Path("~").expanduser()), "<home>"),
     ):
-        if len(path) >= MIN_PATH or (placeholder == "<tmp>" and len(path) > 1):
+        if len(path) >= MIN_PATH_CHARS or (placeholder == "<tmp>" and len(path) > 1):
             found.setdefault(str(Path(path)), placeholder)
     for name, placeholder in ((socket.gethostname(), "<host>"), (_user(), "<user>")):
-        if len(name) >= MIN_NAME and name.lower() not in ORDINARY_NAMES:
+        if len(name) >= MIN_NAME_CHARS and name.lower() not in ORDINARY_NAMES:
             found.setdefault(name, placeholder)
     return found
 
@@ -117,6 +119,7 @@ def _user() -> str:
 
 Tree = dict[str, Any]
 HASH_DIGITS = 8
+"""Enough to tell the texts of one run apart: among a thousand of them, two have the same digits once in about 8,000 runs."""
 EMPTY: Any = (None, "", [], {}, ())
 
 
@@ -484,11 +487,16 @@ def _drop_empty(**members: object) -> Tree:
     return {name: value for name, value in members.items() if value not in EMPTY}
 
 
-MAX_TEXT = 2_000
-MAX_INLINE = 100
-MAX_LINE = 200
+MAX_TEXT_CHARS = 2_000
+"""About a screen. The digest beside it shows whether the rest changed."""
+MAX_INLINE_CHARS = 100
+"""What fits on a line with its name stays on it."""
+MAX_LINE_CHARS = 200
+"""Longer lines of a program are data, such as a table in one line."""
 FIRST_LINES = 3
+"""The first lines of a program say what it is for."""
 NEAR_LINES = 2
+"""Enough to see the statement around a call; a diff has three lines."""
 BLANK = "\u2420"
 """Stands for a space at the end of a line, which editors would take away."""
 PYTEST_FOLDER = re.compile(r"<tmp>[/\\]pytest-of-[^/\\\s]+[/\\]pytest-\d+(?![\w-])")
@@ -525,7 +533,7 @@ def _cut_programs(cut: Any, whole: Any) -> Any:
             cut[name] = _cut_programs(cut[name], whole[name])
     program = whole.get("program")
     if isinstance(program, dict) and "address" in whole:
-        cut["program"] = {**program, "cut": True} if len(str(program.get("text"))) > MAX_TEXT else program
+        cut["program"] = {**program, "cut": True} if len(str(program.get("text"))) > MAX_TEXT_CHARS else program
     return cut
 
 
@@ -538,10 +546,10 @@ def _map_texts(value: object, change: Callable[[str], str]) -> object:
 
 
 def _cut(text: str) -> str:
-    if len(text) <= MAX_TEXT:
+    if len(text) <= MAX_TEXT_CHARS:
         return text
     mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:HASH_DIGITS]
-    return f"{text[:MAX_TEXT]}\n... (cut: {len(text):,} characters, sha256:{mark})"
+    return f"{text[:MAX_TEXT_CHARS]}\n... (cut: {len(text):,} characters, sha256:{mark})"
 
 
 def render(tree: Mapping[str, object]) -> str:
@@ -687,8 +695,8 @@ def _select_lines(lines: Sequence[str], around: Collection[int] | None) -> Itera
             yield 0, _left_out(left, number - 1)
             left = 0
         line = line.removesuffix("\r")  # noqa: PLW2901 - of a line end that has two characters
-        is_long = around is not None and len(line) > MAX_LINE
-        yield number, f"{line[:MAX_LINE]}... (cut: {len(line):,} characters)" if is_long else line
+        is_long = around is not None and len(line) > MAX_LINE_CHARS
+        yield number, f"{line[:MAX_LINE_CHARS]}... (cut: {len(line):,} characters)" if is_long else line
     if left:
         yield 0, _left_out(left, len(lines))
 
@@ -703,7 +711,7 @@ def _inner(effect: Mapping[str, Any]) -> Iterator[str]:
     asks = _brief(effect)
     text = _one_text(effect.get("outcome"))
     brief = came if text is None else [text]
-    if asks is None or len(brief) != 1 or len(brief[0]) > MAX_INLINE:
+    if asks is None or len(brief) != 1 or len(brief[0]) > MAX_INLINE_CHARS:
         yield from _effect(effect)
     else:
         yield f"{asks} -> {brief[0]}"
@@ -721,7 +729,7 @@ def _brief(effect: Mapping[str, Any]) -> str | None:
     given = [_json(effect["input"])] if "input" in effect else []
     words = [effect.get("address"), f"{effect.get('kind')} {effect.get('name', '')}".rstrip(), effect.get("purpose")]
     said = _join_words([*words, *given, *asked])
-    return said if len(said) <= MAX_INLINE and "\n" not in said else None
+    return said if len(said) <= MAX_INLINE_CHARS and "\n" not in said else None
 
 
 def _one_text(outcome: object) -> str | None:
@@ -831,7 +839,7 @@ def _members(value: object) -> Iterator[str]:
         yield from _value(value) if value is not None else ()
         return
     for name, member in value.items():
-        if isinstance(member, str) and ("\n" in member or len(member) > MAX_INLINE):
+        if isinstance(member, str) and ("\n" in member or len(member) > MAX_INLINE_CHARS):
             yield f"{name}: |"
             yield from _indent("  ", _text(member))
             continue
@@ -847,7 +855,7 @@ def _value(value: object) -> Iterator[str]:
         yield from _indent("  ", _text(value))
         return
     short = _json(value)
-    if len(short) <= MAX_INLINE or not isinstance(value, Mapping | list | tuple):
+    if len(short) <= MAX_INLINE_CHARS or not isinstance(value, Mapping | list | tuple):
         yield from _text(short)
         return
     yield from _text(json.dumps(value, ensure_ascii=False, indent=2, default=str))

@@ -23,8 +23,9 @@ from typing import Any, Final
 from attrs import frozen
 
 from stepengine.errors import JournalError
-from stepengine.journal.records import SIGNED, TAIL, Input, Intent, Record, Result, to_text
+from stepengine.journal.records import SIGNED, TAIL_BYTES, Input, Intent, Record, Result, to_text
 from stepengine.redaction import GIVEN
+from stepengine.system.calls import OTHERS_BITS
 from stepengine.system.open_files import said
 
 __all__ = (
@@ -42,12 +43,14 @@ PURPOSE = b"stepengine signed journal 1\n"
 """Stands before what is signed, so that a signature for something else is none of a journal."""
 BLOB_BEGIN = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
 """What stands before the 32 bytes of a public key, as OpenSSH writes it."""
-KEY_BYTES = 16 * 1024
-OTHERS = 0o077
-MARK = 16
+MAX_KEY_BYTES = 16 * 1024
+"""An ed25519 key in OpenSSH's form has some 400 bytes; a list of allowed keys may have a hundred."""
+MARK_DIGITS = 16
+"""64 bits of a digest tell which record was changed; that one was changed is known from the whole digest."""
 MAX_MARKS = 50_000
 """Of more records than these nobody is told which one was changed; that one was, always."""
-LEAST_SECRET = 16
+MIN_SECRET_CHARS = 16
+"""The last line of a key may be short, and a few letters would be redacted from ordinary texts."""
 NAME = "signing-key"
 
 FORM: Final = re.compile(
@@ -110,13 +113,13 @@ def _private(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(descriptor)
-            data = os.read(descriptor, KEY_BYTES) if stat.S_ISREG(status.st_mode) else b""
+            data = os.read(descriptor, MAX_KEY_BYTES) if stat.S_ISREG(status.st_mode) else b""
         finally:
             os.close(descriptor)
     except OSError as error:
         msg = f"the signing key {str(path)!r} cannot be read: {said(error)}"
         raise JournalError(msg) from error
-    if stat.S_ISREG(status.st_mode) and status.st_mode & OTHERS:
+    if stat.S_ISREG(status.st_mode) and status.st_mode & OTHERS_BITS:
         msg = f"the signing key {str(path)!r} may be read or changed by others; make it yours alone with `chmod 600`"
         raise JournalError(msg)
     return data
@@ -126,7 +129,7 @@ def _keep_secret(data: bytes) -> None:
     """Keep the lines of a key out of whatever is written; a tool may show any of them."""
     text = data.decode("ascii", "ignore")
     for line in text.splitlines():
-        if len(line) >= LEAST_SECRET and not line.startswith("-----"):
+        if len(line) >= MIN_SECRET_CHARS and not line.startswith("-----"):
             GIVEN.tell(line, NAME)
 
 
@@ -164,7 +167,7 @@ def fingerprint_of(public: str) -> str:
 
 def mark_of(line: bytes) -> str:
     """Return the mark of a record from its line, without its newline; a recomputed checksum does not change it."""
-    return hashlib.sha256(line[:-TAIL]).hexdigest()[:MARK]
+    return hashlib.sha256(line[:-TAIL_BYTES]).hexdigest()[:MARK_DIGITS]
 
 
 @frozen
@@ -210,7 +213,7 @@ class JournalSignature:
             key=key.decode(),
             records=int(records),
             digest=digest.decode(),
-            marks=tuple([text[at : at + MARK] for at in range(0, len(text), MARK)]),
+            marks=tuple([text[at : at + MARK_DIGITS] for at in range(0, len(text), MARK_DIGITS)]),
             found=int(before),
             closes=closes == b"true",
             time=when.decode(),

@@ -22,7 +22,7 @@ from stepengine.errors import JournalError
 from stepengine.journal.files import FileJournal
 from stepengine.journal.finding import as_journal, database_of
 from stepengine.journal.sqlite import SqliteJournal
-from stepengine.journal.waking import MAX_NAME, WAKING, Sleeping, WakeIndex
+from stepengine.journal.waking import MAX_NAME_CHARS, WAKING, Sleeping, WakeIndex
 
 if TYPE_CHECKING:
     from stepengine.journal.history import History
@@ -186,7 +186,7 @@ def sleeping(name: str, waits: Sequence[Waits], agent_id: str) -> Sleeping | Non
         return None
     times = [one.wakes_at for one in waits if one.wakes_at is not None]
     # An agent may be called whatever it likes, and the index only shows that: no run is forgotten for it.
-    return Sleeping(name, min(times, default=None), {one.kind for one in waits}, agent_id[:MAX_NAME])
+    return Sleeping(name, min(times, default=None), {one.kind for one in waits}, agent_id[:MAX_NAME_CHARS])
 
 
 def is_due(journal: Journal, waits: Sequence[Waits], now: datetime) -> bool:

@@ -47,10 +47,12 @@ if TYPE_CHECKING:
 
 __all__ = ("BESIDE", "BUSY_SECONDS", "SqliteJournal", "made_database")
 
-MAX_RUN_ID = 64
+MAX_RUN_ID_CHARS = 64
+"""Room for a UUID and a prefix; it is part of the primary key of each line."""
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SCHEMA = "CREATE TABLE IF NOT EXISTS lines (run TEXT NOT NULL, number INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID"
 BUSY_SECONDS = 5.0
+"""A commit takes milliseconds, so that many writers get their turn; Python's sqlite3 waits as long by default."""
 BESIDE = ("-wal", "-shm")
 
 
@@ -171,7 +173,7 @@ class SqliteJournal(Journal):
             while True:
                 number += 1
                 end = f"-before-{number}"
-                name = f"{run[: MAX_RUN_ID - len(end)]}{end}"
+                name = f"{run[: MAX_RUN_ID_CHARS - len(end)]}{end}"
                 if not _content(database, name):
                     break
             database.execute("INSERT INTO lines SELECT ?, number, line FROM lines WHERE run = ?", (name, run))

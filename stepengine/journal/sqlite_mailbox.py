@@ -13,8 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepengine.data.json import MAX_INT
 from stepengine.errors import JournalCorrupt, JournalWriteFailed
-from stepengine.journal.mailbox import MAX_BYTES, MAX_LETTERS, MAX_LINE, Letter, Mailbox, MailboxOwner, StoredLetter
+from stepengine.journal.mailbox import (
+    MAX_LETTER_BYTES,
+    MAX_LETTERS,
+    MAX_MAILBOX_BYTES,
+    Letter,
+    Mailbox,
+    MailboxOwner,
+    StoredLetter,
+)
 from stepengine.journal.places import check_place
 from stepengine.system.write_ahead import Database, reason
 
@@ -30,7 +39,6 @@ TABLE = (
 )
 INDEX = "CREATE INDEX IF NOT EXISTS letters_of_runs ON letters (run, number)"
 IDS = "CREATE INDEX IF NOT EXISTS ids_of_letters ON letters (run, id)"
-MAX_NUMBER = 2**63 - 1
 
 
 class SqliteMailbox(Mailbox):
@@ -73,13 +81,13 @@ class SqliteMailbox(Mailbox):
     def _lines(self, database: sqlite3.Connection, name: str, after: int) -> Iterator[tuple[int, bytes]]:
         size = 0
         wanted = "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND number > ? ORDER BY number LIMIT ?"
-        given = (MAX_LINE + 1, name, min(after, MAX_NUMBER), MAX_LETTERS + 1)
+        given = (MAX_LETTER_BYTES + 1, name, min(after, MAX_INT), MAX_LETTERS + 1)
         for count, (number, line) in enumerate(database.execute(wanted, given), 1):
             if not isinstance(line, bytes):
                 msg = f"letter {number} of {self._path} is damaged: it is no bytes"
                 raise JournalCorrupt(msg)
             size += len(line)
-            if count > MAX_LETTERS or size > MAX_BYTES:
+            if count > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
                 msg = f"letter {number} of {self._path} is one more than anybody can have posted"
                 raise JournalCorrupt(msg)
             yield number, line
@@ -94,7 +102,7 @@ class SqliteMailbox(Mailbox):
                 raise self._journal.missing()
             same = database.execute(
                 "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND id = ?",
-                (MAX_LINE + 1, name, stored.letter.id),
+                (MAX_LETTER_BYTES + 1, name, stored.letter.id),
             )
             for number, known in same:
                 if isinstance(known, bytes) and known.startswith(stored.key):
@@ -163,5 +171,5 @@ def _has_letters(database: sqlite3.Connection) -> bool:
 
 
 def _is_behind(database: sqlite3.Connection, name: str, after: int) -> bool:
-    given = (name, min(after, MAX_NUMBER))
+    given = (name, min(after, MAX_INT))
     return database.execute("SELECT 1 FROM letters WHERE run = ? AND number > ? LIMIT 1", given).fetchone() is not None

@@ -34,14 +34,14 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal.encoding import (
-    MAX_INLINE,
+    MAX_INLINE_CHARS,
     Encoder,
     may_be_long,
 )
 from stepengine.journal.following import Again, ContentTail, NewRecords, Tail
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
-from stepengine.journal.places import ROOM, TO_RECORD, Reserve
+from stepengine.journal.places import RESERVE_BYTES, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
@@ -61,7 +61,7 @@ __all__ = (
 )
 
 # What makes a record findable, such as its path and its fingerprint, is never stored apart.
-LEAST_INLINE = 1_024
+MIN_INLINE_CHARS = 1_024
 
 
 @frozen
@@ -165,11 +165,11 @@ class Journal(abc.ABC):
         machine: Mapping[str, str] | None = None,
         link: bool = True,
         stable: bool = False,
-        inline: int = MAX_INLINE,
+        inline: int = MAX_INLINE_CHARS,
         sign: SigningKey | str | Path | None = None,
     ) -> None:
-        if type(inline) is not int or inline < LEAST_INLINE:
-            msg = f"inline is the number of characters that a text in a record may have, from {LEAST_INLINE:,} on, not {inline!r}"
+        if type(inline) is not int or inline < MIN_INLINE_CHARS:
+            msg = f"inline is the number of characters that a text in a record may have, from {MIN_INLINE_CHARS:,} on, not {inline!r}"
             raise JournalError(msg)
         self.redact: Redact = redact if isinstance(redact, str) else "all"
         # The environment is read when the journal is made: secrets that are in it are known by value, and replaced
@@ -629,7 +629,7 @@ class LineWriter(Writer):
     def _need_room(self, reserve: Reserve) -> None:
         """Raise unless there is room again for the outcome of an effect: one that does not begin is never in doubt."""
         if not reserve.renew(self._folder):
-            why = f"the disk is full; an effect begins only where {ROOM // 1024} KiB are left for what comes of it"
+            why = f"the disk is full; an effect begins only where {RESERVE_BYTES // 1024} KiB are left for what comes of it"
             # What is under way may still be recorded: the writer is not broken.
             raise self._write_error(why)
 
@@ -731,7 +731,7 @@ def _chain_of(journal: Journal, history: History) -> Chain | None:
 
 
 # Commits of different journals do not wait for each other's disk. More than a few make no disk faster.
-THREADS = 8
+COMMIT_THREADS = 8
 Made = TypeVar("Made")
 
 
@@ -743,7 +743,7 @@ class Commits:
         writer: Its writer.
     """
 
-    _pool: ClassVar[ThreadPool] = ThreadPool(THREADS)
+    _pool: ClassVar[ThreadPool] = ThreadPool(COMMIT_THREADS)
     _users: ClassVar[int] = 0
     _lock: ClassVar[Lock] = Lock()
 

@@ -10,9 +10,10 @@ from stepengine.errors import JournalError
 
 __all__ = ("Pace", "Timing")
 
-STABLE_STEP = 1_000
+STABLE_STEP_MS = 1_000
+"""A second for each effect: such times are readable, and far enough apart that none is rounded to another."""
 # A person once took two days to answer; nobody watches a replay for that long.
-MAX_PAUSE = 10.0
+MAX_PAUSE_SECONDS = 10.0
 
 
 # Three clocks meet here: the one of this process, that of the processes before it, and the made-up one of recordings
@@ -48,7 +49,7 @@ class Timing:
         """Return the run's time for an outcome that came *at* milliseconds after this process took over, and note it."""
         if self._stable:
             numbers = [*map(int, path.split("."))] if path else []
-            time = STABLE_STEP * sum([n + 1 for n in (*numbers, seq)])
+            time = STABLE_STEP_MS * sum([n + 1 for n in (*numbers, seq)])
         else:
             time = self._offset + at
         if time > self.last:  # noqa: PLR1730 - a call less, for every outcome
@@ -84,7 +85,7 @@ class Pace:
 
     async def reach(self, at: int) -> None:
         """Wait for the time of a result, from that of the one before; never long, also where a person was waited for."""
-        pause = min((at - self._shown) / 1_000 / self._speed, MAX_PAUSE)
+        pause = min((at - self._shown) / 1_000 / self._speed, MAX_PAUSE_SECONDS)
         if pause > 0:
             await self.sleep(pause)
         self._shown = max(self._shown, at)

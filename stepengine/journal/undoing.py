@@ -43,7 +43,8 @@ Roots: TypeAlias = "str | os.PathLike[str] | Workspace | Sequence[str | os.PathL
 """The folder or ``Workspace`` that ``file_tools`` was given, or all of them where there were several."""
 
 Fate: TypeAlias = Literal["restored", "removed", "created", "unchanged"]
-LISTED = 20
+LISTED_FILES = 20
+"""About one screen of files; further ones are only counted."""
 CHANGES: tuple[Fate, ...] = ("restored", "removed", "created")
 CHANGED = "it was changed since"
 BETWEEN = "it was changed by somebody else between two writes of the run"
@@ -251,8 +252,8 @@ def _remove_folders(files: Iterable[_File]) -> Iterator[str]:
 
 
 def _refusal(stuck: Sequence[tuple[str, str]]) -> UndoRefused:
-    listed = "; ".join([f"{path}: {why}" for path, why in stuck[:LISTED]])
-    more = f"; and {len(stuck) - LISTED} more" if len(stuck) > LISTED else ""
+    listed = "; ".join([f"{path}: {why}" for path, why in stuck[:LISTED_FILES]])
+    more = f"; and {len(stuck) - LISTED_FILES} more" if len(stuck) > LISTED_FILES else ""
     msg = f"nothing was undone, because of {len(stuck)} of the files: {listed}{more}. partial=True (--partial) undoes the rest"
     return UndoRefused(msg, files=stuck)
 

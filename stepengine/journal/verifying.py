@@ -14,13 +14,14 @@ from stepengine.journal.altered import JournalScan, head_of, listed
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History
 from stepengine.journal.reading import read_lines
-from stepengine.journal.signing import BLOB_BEGIN, KEY_BYTES, fingerprint_of
+from stepengine.journal.signing import BLOB_BEGIN, MAX_KEY_BYTES, fingerprint_of
 from stepengine.system.open_files import said
 
 __all__ = ("Verified", "public_keys", "verify")
 
 TYPE = "ssh-ed25519"
-DIGEST_LETTERS = 64
+DIGEST_DIGITS = 64
+"""SHA-256 as hexadecimal digits."""
 
 
 @frozen
@@ -83,8 +84,8 @@ def verify(
     """
     paths = [keys] if isinstance(keys, str | os.PathLike) else list(keys)
     trusted = [key for path in paths for key in public_keys(path)]
-    if seen and (len(seen) != DIGEST_LETTERS or not set(seen) <= set("0123456789abcdef")):
-        msg = f"the digest that was seen is {DIGEST_LETTERS} hexadecimal digits, not {seen[:80]!r}"
+    if seen and (len(seen) != DIGEST_DIGITS or not set(seen) <= set("0123456789abcdef")):
+        msg = f"the digest that was seen is {DIGEST_DIGITS} hexadecimal digits, not {seen[:80]!r}"
         raise JournalError(msg)
     source = as_journal(journal)
     if not source.is_there():
@@ -127,7 +128,7 @@ def public_keys(path: str | os.PathLike[str]) -> list[str]:
     """
     try:
         with Path(path).expanduser().open("rb") as file:
-            data = file.read(KEY_BYTES + 1)
+            data = file.read(MAX_KEY_BYTES + 1)
     except OSError as error:
         msg = f"the public key {os.fspath(path)!r} cannot be read: {said(error)}"
         raise JournalError(msg) from error
@@ -145,7 +146,7 @@ def public_keys(path: str | os.PathLike[str]) -> list[str]:
             msg = f"{os.fspath(path)!r} holds a line that is not a public ed25519 key: {line[:40]!r}; {fine}"
             raise JournalError(msg)
         found.append(base64.b64encode(blob).decode())
-    if not found or len(data) > KEY_BYTES:
+    if not found or len(data) > MAX_KEY_BYTES:
         what = "is too long for a file of keys" if found else "holds no public key"
         msg = f"{os.fspath(path)!r} {what}; {fine}"
         raise JournalError(msg)

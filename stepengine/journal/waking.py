@@ -38,15 +38,20 @@ logger = logging.getLogger("stepengine.journal")
 
 WAKING = ".stepengine.waking"
 """The name of the index in a folder of journals."""
-VERSION = 1
+INDEX_VERSION = 1
+"""An index of another version is rebuilt from the journals."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
-AT_ONCE = 0
+AT_ONCE_MS = 0
+"""A due time that has passed: the run is started at the next look."""
 WAITED_FOR: dict[LetterKind, str] = {"message": "message", "answer": "question"}
 """What a run waits for that a letter of this kind wakes; the other kinds wake every run."""
-MAX_NAME = 1_000
+MAX_NAME_CHARS = 1_000
+"""File names have at most 255 bytes and ids of agents are short; a longer name is damage or an attack."""
 MAX_KINDS = 20
-TRIES = 3
+"""A run waits for fewer kinds of things than this; a longer list is damage."""
+MAX_ATTEMPTS = 3
+"""Another process may remove the index once, and damage is removed once; a third failure means that somebody keeps doing so."""
 TABLES = (
     "CREATE TABLE waking (version INTEGER NOT NULL, is_whole INTEGER NOT NULL)",
     "CREATE TABLE sleeping (run TEXT PRIMARY KEY, wakes_at INTEGER, due INTEGER, kinds TEXT NOT NULL, agent TEXT NOT NULL) WITHOUT ROWID",
@@ -81,13 +86,15 @@ class Sleeping:
     agent_id: str = ""
 
     def __attrs_post_init__(self) -> None:
-        if not 1 <= len(self.run) <= MAX_NAME or len(self.agent_id) > MAX_NAME:
-            msg = f"the name of a run and the id of its agent have at most {MAX_NAME:,} characters"
+        if not 1 <= len(self.run) <= MAX_NAME_CHARS or len(self.agent_id) > MAX_NAME_CHARS:
+            msg = f"the name of a run and the id of its agent have at most {MAX_NAME_CHARS:,} characters"
             raise InputError(msg)
         if self.wakes_at is not None and self.wakes_at.tzinfo is None:
             msg = f"a run wakes at a time with its zone, not at {self.wakes_at}"
             raise InputError(msg)
-        if len(self.kinds) > MAX_KINDS or not all(kind.isidentifier() and len(kind) < MAX_NAME for kind in self.kinds):
+        if len(self.kinds) > MAX_KINDS or not all(
+            kind.isidentifier() and len(kind) < MAX_NAME_CHARS for kind in self.kinds
+        ):
             msg = f"what a run waits for are words such as question, time, message and child, at most {MAX_KINDS}"
             raise InputError(msg)
 
@@ -185,7 +192,7 @@ class WakeIndex:
             wanted = WAITED_FOR.get(kind)
             if row is None or (wanted is not None and wanted not in str(row[0]).split()):
                 return False
-            database.execute("UPDATE sleeping SET due = ? WHERE run = ?", (AT_ONCE, run_name))
+            database.execute("UPDATE sleeping SET due = ? WHERE run = ?", (AT_ONCE_MS, run_name))
             return True
 
         return self._write(arrive)
@@ -232,7 +239,7 @@ class WakeIndex:
         """Return the result of *act* on an index that is whole, and that is still in its place afterwards."""
         import sqlite3
 
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 database = self._open()
                 self._make_ready(database)
@@ -276,9 +283,9 @@ class WakeIndex:
             state = _state(connection)
         if state is None:
             self._anew(database, None, "there was none")
-        elif state == (VERSION, 0):
+        elif state == (INDEX_VERSION, 0):
             self._fill(database, "it was not whole")
-        elif state != (VERSION, 1):
+        elif state != (INDEX_VERSION, 1):
             self._anew(database, state, f"it was of version {state[0]}")
 
     def _anew(self, database: Database, seen: object, why: str) -> None:
@@ -356,7 +363,7 @@ def _make(database: sqlite3.Connection) -> None:
         database.execute(f"DROP TABLE IF EXISTS {name}")
     for table in TABLES:
         database.execute(table)
-    database.execute("INSERT INTO waking VALUES (?, 0)", (VERSION,))
+    database.execute("INSERT INTO waking VALUES (?, 0)", (INDEX_VERSION,))
 
 
 def _put(database: sqlite3.Connection, runs: Iterable[Sleeping], otherwise: str = "REPLACE") -> None:

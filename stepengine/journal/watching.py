@@ -67,15 +67,17 @@ from stepengine.runtime.effect_events import ended, finished, started
 from stepengine.runtime.hub import place_of
 from stepengine.runtime.performer import Item, child_path
 
-__all__ = ("FIRST_PAUSE", "LAST_PAUSE", "Projection", "Watch", "follow_events", "next_pause")
+__all__ = ("FIRST_PAUSE_SECONDS", "Projection", "Watch", "follow_events", "next_pause")
 
-FIRST_PAUSE = 0.02
+FIRST_PAUSE_SECONDS = 0.02
 """Seconds until the next look where there was news: a reader is hardly ever further behind than an eye notices."""
-LAST_PAUSE = 0.5
+LAST_PAUSE_SECONDS = 0.5
 """Seconds between looks where nothing comes: a look asks for the file's time and size, and 5,000 who wait cost a tenth of a core."""
-SLOWER = 1.5
+PAUSE_FACTOR = 1.5
+"""From the first pause to the longest one in eight looks, within about a second."""
 SPOKEN = frozenset({"step", "final_answer"})
-NOT_KNOWN = -1
+UNKNOWN_STEPS = -1
+"""The number of remaining steps is not recorded, and the event needs one."""
 STILL = frozenset({"ask", *WAITING})
 SOMEBODY = AgentDefinition("followed")
 """Stands in plans for the agents of a run: nobody here has their definitions."""
@@ -212,7 +214,7 @@ class Projection:
             if run.was_left:
                 run.was_left, run.is_open = False, True
                 at = seq if above == path else int(parts[above.count(".") + 1 if above else 0])
-                yield StepStarted(path=above, seq=at, step=run.step, steps_remaining=NOT_KNOWN, resumed=True)
+                yield StepStarted(path=above, seq=at, step=run.step, steps_remaining=UNKNOWN_STEPS, resumed=True)
 
     def _step_ended(self, path: str, seq: int, status: RunStatus = RunStatus.COMPLETED) -> Iterator[Event]:
         run = self._runs.get(path)
@@ -253,7 +255,7 @@ class Projection:
         if begins:
             run.step += 1
             run.is_open, run.ended_turn = True, False
-            yield StepStarted(path=path, seq=seq, step=run.step, steps_remaining=NOT_KNOWN)
+            yield StepStarted(path=path, seq=seq, step=run.step, steps_remaining=UNKNOWN_STEPS)
         item = Item(path, EFFECTS[form["type"]](intent, form), run.plan)
         opened = self._open[path, seq] = _OpenEffect(item, form, run.last)
         if form["type"] == "sleep" or form.get("timeout") is not None:
@@ -508,7 +510,7 @@ async def follow_events(
         JournalMissing: when the journal was there and is not any more.
         JournalError: when it cannot be read.
     """
-    watch, pause = Watch(journal, after), FIRST_PAUSE
+    watch, pause = Watch(journal, after), FIRST_PAUSE_SECONDS
     while True:
         # What is read waits for the disk, and making events of a long journal takes its time.
         has_news = watch.is_behind or watch.follower.has_changed()
@@ -524,7 +526,7 @@ async def follow_events(
 
 def next_pause(pause: float, *, has_news: bool) -> float:
     """Return how many seconds pass until the next look, after *pause* before this one."""
-    return FIRST_PAUSE if has_news else min(LAST_PAUSE, pause * SLOWER)
+    return FIRST_PAUSE_SECONDS if has_news else min(LAST_PAUSE_SECONDS, pause * PAUSE_FACTOR)
 
 
 class Watch:

@@ -35,6 +35,7 @@ from stepengine.models.scripted import ScriptedModel
 __all__ = ("EvaluationReport", "evaluate", "evaluate_sync")
 
 MAX_SEED = 2**31
+"""Seeds are below it: short enough to type, and enough that two evaluations hardly ever draw the same one."""
 
 
 @frozen

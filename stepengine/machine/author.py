@@ -30,9 +30,15 @@ __all__ = ("Author", "Returned", "describe_yield", "handler_error", "note_locati
 ACCEPTED = names_of_yieldables()
 YIELDABLES = {row.__name__: row for row in rows_for("handler")}
 UNKNOWN_KEYWORD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
-MAX_CLOSES = 3
-SHOWN = 80
-MEMBERS = 6
+MAX_CLOSE_ATTEMPTS = 3
+"""
+A generator that yields in `finally` is closed again. Nested `try` blocks need one attempt each; a loop would never
+end.
+"""
+SHOWN_CHARS = 80
+"""What an author yielded is quoted up to the width of a terminal."""
+SHOWN_MEMBERS = 6
+"""Enough members to recognize a dict by its keys, and still one line of an error message."""
 TOOL_KEYS = ("toolName", "tool_name", "tool", "name")
 INPUT_KEYS = ("input", "args", "arguments", "params")
 OTHER_KINDS = {
@@ -130,7 +136,7 @@ def _short(value: Any) -> str:
     kind = type(value)
     if value is None or kind in (str, int, float, bool):
         text = repr(value)
-        return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+        return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
     if kind is Sentinel:
         return str(value)
     if kind is dict:
@@ -140,8 +146,8 @@ def _short(value: Any) -> str:
 
 def _short_dict(value: dict[Any, object]) -> str:
     """Return a dict as source code, as far as it is plain and short; no ``repr`` of a member's own class is called."""
-    members = [f"{_short_member(k)}: {_short_member(v)}" for k, v in islice(value.items(), MEMBERS)]
-    more = [f"... {len(value) - MEMBERS} more"] if len(value) > MEMBERS else []
+    members = [f"{_short_member(k)}: {_short_member(v)}" for k, v in islice(value.items(), SHOWN_MEMBERS)]
+    more = [f"... {len(value) - SHOWN_MEMBERS} more"] if len(value) > SHOWN_MEMBERS else []
     return f"{{{', '.join([*members, *more])}}}"
 
 
@@ -278,7 +284,7 @@ class Author:
         """Close the generator, so that its ``finally`` blocks run; return what went wrong with that, if anything."""
         yielded: list[str] = []
         raised = ""
-        for _ in range(MAX_CLOSES):
+        for _ in range(MAX_CLOSE_ATTEMPTS):
             try:
                 self.steps.close()
             except BaseException as error:

@@ -52,7 +52,7 @@ MAX_EDITS = 10
 UNSTEADY = "Not run: whenever a person approves an input of this call, a hook makes another one of it."
 # Models take a denial for a hiccup and repeat the call with other words. After the third they are told in plain words;
 # `max_denials` ends the run of one that does not listen even then (reliability:PM38).
-TOLD_AT = 3
+DENIALS_UNTIL_ADVICE = 3
 UNATTENDED = (
     "Denied: a call of {} needs a person's approval, and nobody can give it in this run. Go on without it, and say in the "
     "end what was left undone."
@@ -414,7 +414,7 @@ def _deny(call: ToolMember, message: str) -> None:
     name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
     in_a_row = call.run.budget.deny(name)
-    if in_a_row >= TOLD_AT:
+    if in_a_row >= DENIALS_UNTIL_ADVICE:
         text += f" {name} was denied {in_a_row} times in a row: do not call it again, go on without it or say what is missing."
     call.finish(ToolResult.error(text, status="denied"))
 

@@ -24,7 +24,7 @@ MARKS = ("<tool_call>", "<codebuff_tool_call>", "[TOOL_CALLS]", "<function=", "<
 """Words with which models begin a call that they write into their text."""
 BLANK = re.compile(r"\s*")
 DECODER = json.JSONDecoder()
-BROKEN = 100
+MAX_BROKEN_BLOCKS = 100
 """How many blocks that cannot be read are told of: to say where each one is wrong, the whole text is gone over."""
 
 
@@ -58,7 +58,7 @@ def split_blocks(text: str) -> list[Text | Block | Broken]:
     pieces: list[Text | Block | Broken] = []
     unclosed: set[str] = set()
     shown = position = broken = 0
-    while broken < BROKEN and (match := OPEN.search(text, position)) is not None:
+    while broken < MAX_BROKEN_BLOCKS and (match := OPEN.search(text, position)) is not None:
         tag = match[1]
         if tag is None:
             closing = text.find(FENCE, match.end())

@@ -82,12 +82,12 @@ EXAMPLES = "Examples: "
 """How the line begins in the description of a tool that shows inputs."""
 # Above difflib's own 0.6, at which `write_file` is "near" `delete_file` and `read_url` near `read_files`: a wrong
 # suggestion is worse than none. Nothing that is near is ever executed; this only words an error.
-NEAR = 0.7
+NEAR_RATIO = 0.7
 """How alike names are of which one was probably meant as the other."""
 # The steps of a tool are no actions of its author, which are counted, so without a bound of its own one that never ends
 # would hold its run for ever.
-MAX_FOLLOWED = 100
-"""How much one call of a tool may need of its run."""
+MAX_TOOL_YIELDS = 100
+"""Yields of one call of a tool: far more than a tool needs, and few enough that an endless loop fails within seconds."""
 
 
 class EffectMember(ABC):
@@ -217,7 +217,7 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
 
 def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
     run, asked = call.run, author.send(None)
-    for _ in range(MAX_FOLLOWED):
+    for _ in range(MAX_TOOL_YIELDS):
         if isinstance(asked, Returned):
             result: ToolResult = asked.value
             return result
@@ -235,7 +235,7 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
             asked = author.throw(error)
         else:
             asked = author.send(y.StepResult(run.frozen(), value=value))
-    msg = f"{author.what} asked for more than {MAX_FOLLOWED} things in one call"
+    msg = f"{author.what} asked for more than {MAX_TOOL_YIELDS} things in one call"
     raise HandlerError(msg, kind="RuntimeError", location=author.location)
 
 
@@ -1228,7 +1228,7 @@ def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
     # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
     # may call.
     known = tuple(run.offered)
-    near = find_nearest(name, [*known, *run.bindings], n=1, alike=NEAR)
+    near = find_nearest(name, [*known, *run.bindings], n=1, alike=NEAR_RATIO)
     body = run.plan.body
     if body is not None and (name in run.bindings or not near):
         hint = f" List it in uses=[...] of the tool {body.tool_name!r}."
@@ -1257,7 +1257,7 @@ def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
     # turn while it is being decided.
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
-        near = find_nearest(asked.tool, ordinary, n=1, alike=NEAR)
+        near = find_nearest(asked.tool, ordinary, n=1, alike=NEAR_RATIO)
         raise unavailable(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
     call = ToolMember(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks

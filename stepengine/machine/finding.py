@@ -18,17 +18,19 @@ from stepengine.errors import DefinitionError
 
 __all__ = ("find_hidden_tools", "shown_first", "with_finder")
 
-MOST = 5
-"""How many tools one search gives."""
-WORDS = 50
+MAX_FOUND_TOOLS = 5
+"""
+Tools that one search returns: each is added to every further request, and a model rarely needs more for one subject.
+"""
+MAX_QUERY_WORDS = 50
 """Of a query; each is looked for in the text of every tool."""
-SHORT = 4
+SHORT_WORD_CHARS = 4
 """Words of fewer letters count as whole words only."""
-MOST_CHARS = 4_000
-"""Of a query."""
+MAX_QUERY_CHARS = 4_000
+"""The rest of a query is ignored: no useful one is longer than a page, and a model may put a whole document there."""
 BETWEEN = re.compile(r"[\W_]+")
-NAMED = 200
-"""Of how many tools the names stand in the description of ``find_tools``."""
+MAX_NAMED_TOOLS = 200
+"""More names are counted instead: the description is part of every request, and 200 names take about 1,000 tokens."""
 
 
 def with_finder(offered: Mapping[str, ToolSpec], bindings: Mapping[str, ToolBinding]) -> Mapping[str, ToolSpec]:
@@ -60,8 +62,8 @@ def _finder(spec: ToolSpec, hidden: tuple[str, ...]) -> ToolSpec:
 
 @lru_cache(64)
 def _describe_search_tool(description: str, hidden: tuple[str, ...]) -> str:
-    more = f", and {len(hidden) - NAMED} more" if len(hidden) > NAMED else ""
-    return f"{description}\nThe tools: {', '.join(hidden[:NAMED])}{more}"
+    more = f", and {len(hidden) - MAX_NAMED_TOOLS} more" if len(hidden) > MAX_NAMED_TOOLS else ""
+    return f"{description}\nThe tools: {', '.join(hidden[:MAX_NAMED_TOOLS])}{more}"
 
 
 def shown_first(offered: Iterable[str], known: Mapping[str, ToolBinding]) -> list[str]:
@@ -72,9 +74,11 @@ def shown_first(offered: Iterable[str], known: Mapping[str, ToolBinding]) -> lis
 def find_hidden_tools(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
     """Return the hidden tools that share most words with *query*: rare words count for more, and words in the name double."""
     hidden = [spec for spec in offered.values() if spec.defer_loading]
-    asked = _plain(query[:MOST_CHARS])
+    asked = _plain(query[:MAX_QUERY_CHARS])
     exact = [spec for spec in hidden if _plain_kept(spec.name) == asked]
-    words = [f" {word} " if len(word) < SHORT else word for word in dict.fromkeys(asked.split())][:WORDS]
+    words = [f" {word} " if len(word) < SHORT_WORD_CHARS else word for word in dict.fromkeys(asked.split())][
+        :MAX_QUERY_WORDS
+    ]
     texts = [
         (_plain_kept(spec.name), _plain_kept(f"{spec.name} {spec.description}"), spec.name) for spec in exact or hidden
     ]
@@ -87,7 +91,7 @@ def find_hidden_tools(offered: Mapping[str, ToolSpec], query: str) -> ToolResult
             for title, text, name in texts
         ]
     )
-    best = [name for score, name in scored if score * 2 <= scored[0][0] and score][:MOST]
+    best = [name for score, name in scored if score * 2 <= scored[0][0] and score][:MAX_FOUND_TOOLS]
     if not best:
         return ToolResult.text("No tool has any of these words. Other words may find one; the same will not.")
     return ToolResult.parts([ToolReferencePart(name) for name in best])

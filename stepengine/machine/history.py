@@ -31,7 +31,10 @@ from stepengine.data.transcript import Transcript
 
 __all__ = ("CallIds", "RunHistory", "Sides", "left_by")
 
-LOOKED_AT = 50
+SLICE_MESSAGES = 50
+"""
+Messages per slice: the last reply with text is nearly always in the first one, and a slice costs more than its items.
+"""
 EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
 
 
@@ -207,7 +210,7 @@ class RunHistory:
         """Yield the messages of this run backwards, in slices: a transcript gives slices cheaply and single items not."""
         record, end = self.record, len(self.record)
         while end > self.start:
-            begin = max(self.start, end - LOOKED_AT)
+            begin = max(self.start, end - SLICE_MESSAGES)
             yield from reversed(record[begin:end])
             end = begin
 

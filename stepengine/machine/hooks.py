@@ -43,6 +43,10 @@ ACCEPTED = names_of_yieldables("hook")
 YIELDS = rows_for("hook")
 RACED = "Perform, Sleep, Receive, Wait or Race in a Race (all from stepengine)"
 MAX_REFUSALS = 10
+"""
+Times that `on_stop` may continue a run: enough to send a model back to failing tests, and an end for a hook that
+always does.
+"""
 # Hooks have no budget of actions, so one that never ends needs a bound of its own.
 MAX_YIELDS = 1000
 CHANGES = ("system_prompt", "messages", "view", "context", "input", "result")

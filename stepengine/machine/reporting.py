@@ -21,8 +21,8 @@ from stepengine.machine.state import RunState
 
 __all__ = ("hear_of_children", "wait_for_children")
 
-SHOWN = 8_000
-"""Characters of what a child said that its parent's model is shown; ``wait_agents`` gives the same again, whole."""
+MAX_REPORT_CHARS = 8_000
+"""About 2,000 tokens of a child's answer are shown to the parent's model, and ``wait_agents`` returns all of it."""
 
 
 def hear_of_children(run: RunState) -> Flow[bool]:
@@ -72,7 +72,11 @@ def _hear(run: RunState, need: int, timeout: float | None) -> Flow[bool]:
 
 def _summarize_child(path: str, child: ChildResult[Any]) -> str:
     text = child.why if child.is_error else child.text or _output_text(child.output)
-    cut = text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text) - SHOWN} more characters)"
+    cut = (
+        text
+        if len(text) <= MAX_REPORT_CHARS
+        else f"{text[:MAX_REPORT_CHARS]}... ({len(text) - MAX_REPORT_CHARS} more characters)"
+    )
     return f"{child.agent_id} ({path}) {child.status.value}: {cut or 'nothing was said'}"
 
 

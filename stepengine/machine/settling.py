@@ -29,8 +29,11 @@ __all__ = ("output_of", "settle_output", "text_of")
 FENCE = "```"
 NO_JSON = object()
 REMEDY = ". Return a value from the handler that fits output_schema, or pass one to set_output"
-SHOWN = 20_000
-"""Characters of a refused output that a model is shown."""
+MAX_REFUSED_CHARS = 20_000
+"""
+About 5,000 tokens of a refused output are shown to the model: it has to see what to correct, and each attempt repeats
+it.
+"""
 REFUSED = (400, 422)
 """How a provider says that it does not take a request as it stands."""
 
@@ -217,7 +220,7 @@ def _show_refused(value: object) -> str:
         text = compact(freeze(value))
     except DataError:
         return ""
-    return f" It was: {text if len(text) <= SHOWN else f'{text[:SHOWN]}...'}"
+    return f" It was: {text if len(text) <= MAX_REFUSED_CHARS else f'{text[:MAX_REFUSED_CHARS]}...'}"
 
 
 def _demand_output(run: RunState, plain: StepWith) -> Flow[bool]:

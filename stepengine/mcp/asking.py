@@ -20,13 +20,13 @@ from stepengine.data.yields import Ask, Complete
 from stepengine.errors import DataError, StepEngineError, ToolError
 from stepengine.mcp._caps import (
     FIELDS,
+    MAX_ATTEMPTS,
+    MAX_ROUNDS,
     OPTIONS,
     QUESTION_CHARS,
     REQUEST_BYTES,
-    ROUNDS,
     SAMPLED_TOKENS,
     STUBS_BYTES,
-    TRIES,
 )
 from stepengine.runtime.logs import LOGGER
 
@@ -37,6 +37,7 @@ YES, NO, DEFAULT = "yes", "no", "default"
 TOO_LARGE = "too_large"
 """The only member in the record of a request that is too large: its answer, for which no one is asked."""
 SHOWN_CHOICES = 20
+"""A person reads some dozen names at most; the form of the answer is checked against all."""
 FORMATS = {
     "email": "an e-mail address",
     "uri": "an address such as https://example.com",
@@ -57,7 +58,7 @@ class ServerQuestions:
     def __init__(self, server: str, roots: Sequence[str] = ()) -> None:
         self._server = server
         self._roots = roots
-        self.rounds = ROUNDS
+        self.rounds = MAX_ROUNDS
 
     def answered(self, requests: Mapping[str, Any]) -> Generator[Any, Any, dict[str, Any]]:
         """Return the answer to every request, by key, as JSON."""
@@ -117,7 +118,7 @@ class ServerQuestions:
     def _field(self, message: str, field: _FormField) -> Generator[object, Any, object]:
         """Ask for one field; ``None`` when the person declines, or gives nothing that fits three times."""
         problem = ""
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             text = self._text(message, field.title, field.about, field.hints(), problem)
             said = yield Ask(text, field.options(), multi_select=field.is_list)
             if not said.value:

@@ -50,8 +50,10 @@ if TYPE_CHECKING:
 __all__ = ("ConnectionOptions", "Lost", "NoSuchMethod", "ServerConnection", "Wanted", "require_package")
 
 T = TypeVar("T")
-CLOSED = -32000
-NO_METHOD = -32601
+CLOSED_CODE = -32000
+"""The code of JSON-RPC that the MCP library uses for a connection that has ended."""
+NO_METHOD_CODE = -32601
+"""The code that JSON-RPC 2.0 defines for an unknown method."""
 FETCHERS = ("npx", "uvx", "bunx", "pipx", "uv", "pnpm", "yarn", "docker", "podman")
 """Commands that fetch the program first when it is not there yet."""
 ENDED = ("completed", "failed", "cancelled")
@@ -581,9 +583,9 @@ class ServerConnection:
         answers = None if live is None else live.answers
         if answers is not None and answers.is_about_sign_in(answer):
             return ToolServerError(f"the MCP server {name!r} refused the request: {answers.refusal(answer)}")
-        if code == CLOSED:
+        if code == CLOSED_CODE:
             return self._note_loss(live)
-        kind = NoSuchMethod if code == NO_METHOD else ToolError
+        kind = NoSuchMethod if code == NO_METHOD_CODE else ToolError
         return kind(f"the MCP server {name!r} answered with an error: {_clean_error_text(message)}")
 
     def _note_loss(self, live: _Live | None) -> Lost:

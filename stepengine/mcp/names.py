@@ -12,7 +12,8 @@ __all__ = ("check_server_name", "tool_name")
 
 SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
 ODD = re.compile(r"[^A-Za-z0-9_-]")
-HEX = 8
+DIGEST_DIGITS = 8
+"""32 bits tell apart the few names of one server that are cut to the same beginning."""
 
 
 def check_server_name(name: object) -> None:
@@ -32,5 +33,5 @@ def tool_name(server: str, name: str) -> str:
     full = f"{server}__{ODD.sub('_', name)}"
     if len(full) <= NAME_CHARS:
         return full
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:HEX]
-    return f"{full[: NAME_CHARS - HEX - 1]}_{digest}"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+    return f"{full[: NAME_CHARS - DIGEST_DIGITS - 1]}_{digest}"

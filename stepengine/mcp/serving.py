@@ -39,6 +39,7 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.mcp._caps import QUESTION_CHARS
 from stepengine.mcp.connection import require_package
 from stepengine.system.http_connections import logging_once_per_second, note_verified, protocol_options
+from stepengine.system.urls import MAX_PORT
 from stepengine.tooling.conversion import cut, encode
 from stepengine.tooling.spawning import direct_tool
 
@@ -49,8 +50,8 @@ __all__ = ("AgentServer", "CallRunner", "Offered", "OfferedCall", "OwnRuns", "Wa
 
 WAITING = 100
 """How many runs wait for answers at once; the oldest one is forgotten."""
-MAX_PORT = 65_535
 SHUTDOWN_SECONDS = 2
+"""Open streams never end by themselves; a person who pressed Ctrl-C waits no longer."""
 UNASKED = 10
 """How many questions that nobody was asked a result names."""
 JOURNAL = "stepengine/journal"

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 import attrs
 
 from stepengine.data.definition import HookContext
+from stepengine.data.estimate import CHARS_PER_TOKEN
 from stepengine.data.events import ToolProgress
 from stepengine.data.functions import takes_one_argument
 from stepengine.data.hooks import Change
@@ -28,7 +29,7 @@ from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
 from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
-from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
+from stepengine.mcp._caps import DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
 from stepengine.mcp.asking import ServerQuestions, bounded_requests
 from stepengine.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
 from stepengine.mcp.connections import ServerConnections, returns_headers

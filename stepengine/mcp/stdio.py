@@ -22,11 +22,11 @@ from stepengine.mcp._caps import (
     CLOSE_SECONDS,
     FLUSH_SECONDS,
     JUNK_CHARS,
-    JUNK_KEPT,
     JUNK_LINES,
+    JUNK_LINES_KEPT,
     LINE_BYTES,
     STDERR_BYTES,
-    STDERR_SHOWN,
+    STDERR_SHOWN_CHARS,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ __all__ = ("Pipe", "ServerProgram", "environment")
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME")
 SET = {"TERM": "dumb", "NO_COLOR": "1"}
 POLL_SECONDS = 0.01
-CHUNK = 64 * 1024
+"""A dying process is gone within some milliseconds, and is looked at only while it is closed."""
+CHUNK_BYTES = 64 * 1024
+"""The size of a pipe on Linux, which no read exceeds."""
 UNREADABLE = "its reply is not a message of the protocol, such as text that is not UTF-8, or JSON that is cut or of another shape"
 ANSWER = re.compile(rb'"(?:result|error)"')
 ID = re.compile(rb'"id"\s*:\s*(?:(-?[0-9]{1,18})\b|"([!#-\[\]-~]{1,200})")')
@@ -99,7 +101,7 @@ class Pipe:
 
     def last_words(self) -> str:
         """Return the end of what the server wrote to its standard error, fit to be shown."""
-        text = bytes(self._errors[-STDERR_SHOWN:]).decode("utf-8", "replace").strip()
+        text = bytes(self._errors[-STDERR_SHOWN_CHARS:]).decode("utf-8", "replace").strip()
         return visible(text)
 
     @asynccontextmanager
@@ -181,7 +183,7 @@ class Pipe:
                 said = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=UNREADABLE)
                 return SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=said))
             self.junk_count += 1
-            if len(self.junk) < JUNK_KEPT:
+            if len(self.junk) < JUNK_LINES_KEPT:
                 self.junk.append(visible(line[:JUNK_CHARS].decode("utf-8", "replace").strip(), strict=True))
             if self.junk_count > JUNK_LINES:
                 first = "; ".join(self.junk)
@@ -213,7 +215,7 @@ class Pipe:
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None  # noqa: S101
-        while chunk := await process.stderr.read(CHUNK):
+        while chunk := await process.stderr.read(CHUNK_BYTES):
             self._errors += chunk
             del self._errors[:-STDERR_BYTES]
 
@@ -245,7 +247,7 @@ class Pipe:
 
 async def _drain(process: asyncio.subprocess.Process) -> None:
     assert process.stdout is not None  # noqa: S101
-    while await process.stdout.read(CHUNK):
+    while await process.stdout.read(CHUNK_BYTES):
         pass
 
 

@@ -59,7 +59,8 @@ ENTRA_SIGNS = ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "IDENTITY_ENDPOINT", "AZURE
 """What is set where Entra ID lets in: a principal or a workload, a managed identity, or the word which of them is to be used."""
 ENTRA_SCOPE = "https://ai.azure.com/.default"
 ENTRA_TOLD = "The request carried a token of Entra ID."
-SAID = 500
+SAID_CHARS = 500
+"""About three lines: the sentence that a credentials library raises, and none of its traceback."""
 
 
 class Access(ABC):
@@ -112,7 +113,7 @@ def check_host(provider: str, access: Access, url: str, home: str | None) -> Non
 
 def unusable(provider: str, model: str, error: BaseException, repair: str) -> ModelError:
     """Return what to raise when the packages of a cloud found no credentials, or could not renew them."""
-    why = printable(f"{type(error).__name__}: {error}", SAID)
+    why = printable(f"{type(error).__name__}: {error}", SAID_CHARS)
     msg = f"{provider} has no credentials that can be used for {model!r}: {why} {repair}"
     return MissingKey(msg, kind="credentials", retryable=bool(getattr(error, "retryable", False)))
 

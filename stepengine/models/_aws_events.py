@@ -21,10 +21,12 @@ __all__ = ("AWS_STREAM", "AWSParser")
 
 AWS_STREAM = "application/vnd.amazon.eventstream"
 
-PRELUDE, CHECKSUM = 12, 4
-MOST = 24 * 1024 * 1024
+PRELUDE_BYTES, CHECKSUM_BYTES = 12, 4
+"""Two lengths and their checksum before a message and a checksum after it, as AWS documents its event streams."""
+MAX_MESSAGE_BYTES = 24 * 1024 * 1024
 """Bytes of a message, as AWS limits them."""
-TEXT = 7
+TEXT_TYPE = 7
+"""The number of the type of a header that is text."""
 SIZES = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
 """Bytes of a header's value by its type, where that has a length of its own."""
 
@@ -57,12 +59,12 @@ class AWSParser:
 
     def _events(self) -> list[tuple[str, bytes]]:
         events, start = [], 0
-        while len(self._bytes) - start >= PRELUDE:
+        while len(self._bytes) - start >= PRELUDE_BYTES:
             size, headers, check = struct.unpack_from(">III", self._bytes, start)
-            if crc32(self._bytes[start : start + PRELUDE - CHECKSUM]) != check:
+            if crc32(self._bytes[start : start + PRELUDE_BYTES - CHECKSUM_BYTES]) != check:
                 msg = "the beginning of a message of the event stream does not fit its checksum"
                 raise ValueError(msg)
-            if not PRELUDE + headers + CHECKSUM <= size <= MOST:
+            if not PRELUDE_BYTES + headers + CHECKSUM_BYTES <= size <= MAX_MESSAGE_BYTES:
                 msg = f"a message of the event stream says that it has {size} bytes, and {headers} of headers"
                 raise ValueError(msg)
             if len(self._bytes) - start < size:
@@ -76,12 +78,12 @@ class AWSParser:
 
 def _event(message: bytes, headers: int) -> tuple[str, bytes]:
     """Return the event in a whole message."""
-    body, check = message[:-CHECKSUM], message[-CHECKSUM:]
-    if crc32(body).to_bytes(CHECKSUM, "big") != check:
+    body, check = message[:-CHECKSUM_BYTES], message[-CHECKSUM_BYTES:]
+    if crc32(body).to_bytes(CHECKSUM_BYTES, "big") != check:
         msg = "a message of the event stream does not fit its checksum"
         raise ValueError(msg)
-    named = dict(_headers(message[PRELUDE : PRELUDE + headers]))
-    payload = body[PRELUDE + headers :]
+    named = dict(_headers(message[PRELUDE_BYTES : PRELUDE_BYTES + headers]))
+    payload = body[PRELUDE_BYTES + headers :]
     kind = named.get(":message-type", "event")
     if kind == "event":
         if named.get(":event-type") != "chunk":
@@ -110,5 +112,5 @@ def _headers(block: bytes) -> Iterator[tuple[str, str]]:
         (size,) = struct.unpack_from(">H", block, at)
         value = block[at + 2 : at + 2 + size]
         at += 2 + size
-        if kind == TEXT:
+        if kind == TEXT_TYPE:
             yield name, value.decode()

@@ -23,7 +23,8 @@ __all__ = ("SEARCH", "arranged", "hidden_names", "is_search", "loaded_by", "refe
 SEARCH = "tool_search"
 """Our word for a provider's own search of tools."""
 LOADS = frozenset({"tool_search_tool_result", "tool_search_output"})
-REMEMBERED = 1_000
+KEPT_SPECS = 1_000
+"""More tools than a process offers at once; a full table is emptied, which costs making each once more."""
 
 Names = tuple[str, ...]
 
@@ -133,7 +134,7 @@ def _in_full(spec: ToolSpec) -> ToolSpec:
     known = _shown.get(id(spec))
     if known is not None and known[0] is spec:
         return known[1]
-    if len(_shown) >= REMEMBERED:
+    if len(_shown) >= KEPT_SPECS:
         _shown.clear()
     plain = attrs.evolve(spec, defer_loading=False)
     _shown[id(spec)] = (spec, plain)

@@ -72,6 +72,7 @@ ONCE = frozenset(
 
 RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 498})
 NOT_IMPLEMENTED = 501
+"""The one status above 500 that says that another attempt fails as well."""
 STATUS_OF_TYPE = {
     "DEADLINE_EXCEEDED": 504,
     "INTERNAL": 500,
@@ -207,22 +208,31 @@ LATEST = (
 )
 
 OVERFLOW_STATUS = frozenset({None, 400, 413, 422})
-QUOTED = 200
-MAX_MESSAGE = 2_000
-MAX_WORD = 100
-MAX_ID = 200
-MAX_ADDRESS = 300
+QUOTED_CHARS = 200
+"""About two lines of an error that a library raised."""
+MAX_MESSAGE_CHARS = 2_000
+"""A provider's sentence and its details fit; a page of HTML from a proxy is cut."""
+MAX_WORD_CHARS = 100
+"""Kinds of errors are one to three words; anything may stand in their place."""
+MAX_ID_CHARS = 200
+"""Ids of requests have some dozen characters; a server may send any."""
+MAX_ADDRESS_CHARS = 300
+"""The host and the path of an endpoint fit, and the message stays readable."""
 LOOPBACK = ("localhost", "127.", "[::1]")
 BAD_REQUEST, NOT_KNOWN, NO_MONEY, FORBIDDEN, NOT_FOUND, TOO_LARGE = 400, 401, 402, 403, 404, 413
+"""The statuses of HTTP that are told apart here."""
 UNKNOWN_MODEL = "unknown_model"
 AUTH = "auth"
 NO_SUCH_MODEL = "provided model identifier is invalid"
 """What Bedrock says, in lower case, of a model that it does not have."""
 AWS_TYPE = "x-amzn-errortype"
 """The header in which AWS says what kind of error a body tells of."""
-SHOWN_LARGEST = 3
-BYTES_OF_TOKEN = 4
+SHOWN_MESSAGES = 3
+"""The largest messages of a request that is too long: shortening one of them mostly mends it."""
+BYTES_PER_TOKEN = 4
+"""Of English text in UTF-8; it is used within a factor of two."""
 HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
+"""The first statuses of each class of HTTP."""
 
 
 @frozen(kw_only=True)
@@ -256,7 +266,7 @@ def address_of(base_url: str) -> str:
     """Return an address as messages show it: without a user's name, password and query, which may be secrets."""
     scheme, _, rest = base_url.partition("://")
     place, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
-    return printable(f"{scheme}://{place.rpartition('@')[2]}{slash}{path}", MAX_ADDRESS)
+    return printable(f"{scheme}://{place.rpartition('@')[2]}{slash}{path}", MAX_ADDRESS_CHARS)
 
 
 def sdk_failure(error: Exception, sdk: Any, call: RequestLabel) -> BaseException:
@@ -295,7 +305,7 @@ def transport_failure(error: BaseException, call: RequestLabel) -> BaseException
         return _connection_error(
             call, "request", False, "the request could not be sent: look at base_url and the key's characters"
         )
-    detail = printable(f"{type(error).__name__}: {error}", MAX_MESSAGE)
+    detail = printable(f"{type(error).__name__}: {error}", MAX_MESSAGE_CHARS)
     is_here = call.address.partition("://")[2].startswith(LOOPBACK)
     refused = is_here and isinstance(error, httpx2.ConnectError)
     return _connection_error(call, "connection", True, f"{detail}; is a server running there?" if refused else detail)
@@ -383,7 +393,7 @@ def _may_be_too_long(call: RequestLabel) -> bool:
     from stepengine.models.pricing import info_of
 
     window = info_of(call.model).context_window
-    return window is None or call.size >= BYTES_OF_TOKEN / 2 * window
+    return window is None or call.size >= BYTES_PER_TOKEN / 2 * window
 
 
 def _is_large_limit(text: str, call: RequestLabel) -> bool:
@@ -441,14 +451,14 @@ def _problem(content: bytes | Mapping[str, object]) -> _Problem:
         try:
             value = read_json(content)
         except ValueError:
-            value = content[: 2 * MAX_MESSAGE].decode("utf-8", "replace")
+            value = content[: 2 * MAX_MESSAGE_CHARS].decode("utf-8", "replace")
     else:
         value = content
     if isinstance(value, list) and value:
         value = value[0]
     error = (value.get("error") or value) if isinstance(value, Mapping) else value
     if not isinstance(error, Mapping):
-        return _Problem(printable(str(error), QUOTED), frozenset(), None)
+        return _Problem(printable(str(error), QUOTED_CHARS), frozenset(), None)
     details = error.get("details")
     code = details.get("error_code") if isinstance(details, Mapping) else None
     told = (
@@ -456,19 +466,19 @@ def _problem(content: bytes | Mapping[str, object]) -> _Problem:
     )
     reasons = [reason for reason in told if isinstance(reason, str) and reason in WRONG_KEY_WORDS]
     given = (error.get("type"), error.get("code"), error.get("status"), code, *reasons)
-    words = [printable(str(word), MAX_WORD) for word in given if word is not None]
+    words = [printable(str(word), MAX_WORD_CHARS) for word in given if word is not None]
     text = str(error.get("message") or error.get("detail") or error)
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
     text = f"{text} ({raw})" if isinstance(raw, str) and raw else text
     failed = error.get("failed_generation")
     text = f"{text} (it had written {failed!r})" if isinstance(failed, str) and failed else text
-    return _Problem(printable(text, MAX_MESSAGE), frozenset(words), _status_of(words), _delay_in(details, text))
+    return _Problem(printable(text, MAX_MESSAGE_CHARS), frozenset(words), _status_of(words), _delay_in(details, text))
 
 
 def _with_kind_from_header(problem: _Problem, kind: str) -> _Problem:
     """Return *problem* with what a header says of its kind, such as ``ThrottlingException:http://...``."""
-    word = printable(kind.partition(":")[0], MAX_WORD)
+    word = printable(kind.partition(":")[0], MAX_WORD_CHARS)
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
 
 
@@ -479,7 +489,7 @@ def _delay_in(details: object, words: str) -> float | None:
         if isinstance(text, str) and text.endswith("s") and text[:-1].replace(".", "", 1).isdecimal():
             seconds = float(text[:-1])
             return seconds if seconds < float("inf") else None
-    said = AGAIN.search(words[:MAX_MESSAGE])
+    said = AGAIN.search(words[:MAX_MESSAGE_CHARS])
     if said is None:
         return None
     minutes, count, unit = said.groups()
@@ -527,7 +537,7 @@ def _largest(request: ModelRequest | None) -> str:
     sizes.sort(key=lambda entry: -entry[0])
     named = [
         f"number {index} ({message.role}{f', {name}' if (name := getattr(message, 'tool_name', '')) else ''}, {size} bytes)"
-        for size, index, message in sizes[:SHOWN_LARGEST]
+        for size, index, message in sizes[:SHOWN_MESSAGES]
     ]
     return f"; its largest messages are {', '.join(named)}" if named else ""
 
@@ -545,7 +555,7 @@ def request_id_of(headers: Mapping[str, str]) -> str | None:
     """Return the provider's id of a request from the headers of its response."""
     for name in ("request-id", "x-request-id", "x-generation-id", "x-amzn-requestid"):
         if headers.get(name):
-            return printable(headers[name], MAX_ID)
+            return printable(headers[name], MAX_ID_CHARS)
     return None
 
 
@@ -554,7 +564,7 @@ def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, object
     if named is not None:
         return named
     found = content.get("request_id") if isinstance(content, Mapping) else None
-    return printable(found, MAX_ID) if isinstance(found, str) else None
+    return printable(found, MAX_ID_CHARS) if isinstance(found, str) else None
 
 
 def wait_of(headers: Mapping[str, str]) -> float | None:
@@ -585,31 +595,31 @@ def _until(text: str) -> float:
 
 def protocol_failure(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that breaks its protocol; sending the request again may help."""
-    msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {printable(what, MAX_MESSAGE)}"
+    msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind="protocol", usage=usage)
 
 
 def malformed_call(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply in which the model broke its own call; worth one more try (ecosystem:EC97)."""
-    msg = f"{call.model!r} of {call.provider} wrote a tool call that its provider could not read: {printable(what, MAX_MESSAGE)}"
+    msg = f"{call.model!r} of {call.provider} wrote a tool call that its provider could not read: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
 
 
 def unsigned_call(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that wants signatures of earlier calls; asked again, made ones are sent (reliability:MP60)."""
-    msg = f"{call.model!r} of {call.provider} misses a thought signature: {printable(what, MAX_MESSAGE)}"
+    msg = f"{call.model!r} of {call.provider} misses a thought signature: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=INVALID_SIGNATURE, usage=usage)
 
 
 def given_up(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that its provider broke off without a reason of ours; worth one more try (ecosystem:EC97)."""
-    msg = f"{call.provider} gave up on the reply of {call.model!r}: {printable(what, MAX_MESSAGE)}"
+    msg = f"{call.provider} gave up on the reply of {call.model!r}: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
 
 
 def unanswerable(call: RequestLabel, kinds: list[str], usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that waits for an answer which nobody here can give."""
-    named = ", ".join(repr(printable(kind, MAX_WORD)) for kind in kinds)
+    named = ", ".join(repr(printable(kind, MAX_WORD_CHARS)) for kind in kinds)
     msg = (
         f"the reply of {call.model!r} from {call.provider} waits for its client: {named}; only calls of the agent's own "
         "tools are answered, so leave such tools out of ModelSettings(extra=...)"

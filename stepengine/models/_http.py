@@ -69,7 +69,8 @@ logger = logging.getLogger("stepengine.models")
 NO_KEY = "none"
 MAX_RESULTS = 256 * 1024 * 1024
 """Bytes of the results of a batch."""
-MAX_BATCH_ID = 200
+MAX_BATCH_ID_CHARS = 200
+"""Providers' ids have some dozen characters; it becomes part of an address and a key of a database."""
 LITELLM_COST = "x-litellm-response-cost"
 """Where that gateway states what a reply cost; 0 stands there, too, for models whose price it does not know."""
 # Failures of calls under way, of which few are so at once; nobody says when a call has ended, so the oldest are
@@ -502,9 +503,9 @@ class HttpProvider(Provider):
     def _batch_id(self, answer: Mapping[str, object], member: str = "id") -> str:
         """Return what a batch that was taken is asked for by; sent once more it might be paid twice, so its lack is final."""
         name = answer.get(member)
-        if isinstance(name, str) and 0 < len(name) <= MAX_BATCH_ID:
+        if isinstance(name, str) and 0 < len(name) <= MAX_BATCH_ID_CHARS:
             return name
-        msg = f"{self.name} took a batch, but gave it no {member} of 1 to {MAX_BATCH_ID} characters to ask for it by"
+        msg = f"{self.name} took a batch, but gave it no {member} of 1 to {MAX_BATCH_ID_CHARS} characters to ask for it by"
         raise ModelError(msg, kind="protocol")
 
     def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:

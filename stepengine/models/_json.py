@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from stepengine.data.json import JsonDict, compact, freeze
+from stepengine.data.json import MAX_ARGUMENTS_CHARS, MAX_DECODINGS, JsonDict, compact, freeze
 from stepengine.data.messages import ToolCallPart
 from stepengine.errors import DataError
 
@@ -28,9 +28,8 @@ __all__ = (
     "word_at",
 )
 
-MAX_ARGUMENTS = 4 * 1024 * 1024
-ROUNDS = 3
-MAX_COUNT = 10**12
+MAX_COUNT_TOKENS = 10**12
+"""No request has as many tokens; a larger number is damage, and would break sums and limits."""
 ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
@@ -123,7 +122,7 @@ def count_of(value: object) -> int | None:
     """Return a number of tokens; ``None`` for anything else: other kinds, negative, broken and impossible numbers."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
+    return value if type(value) is int and 0 <= value <= MAX_COUNT_TOKENS else None
 
 
 def _other_kind(name: str, wanted: str, value: object) -> NoReturn:
@@ -140,11 +139,11 @@ def call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> To
     """
     data = JsonDict(freeze(provider_data))
     text = raw if isinstance(raw, str) else "" if raw is None else _as_text(raw)
-    if len(text) > MAX_ARGUMENTS:
+    if len(text) > MAX_ARGUMENTS_CHARS:
         import hashlib
 
         digest = hashlib.sha256(utf8(text)).hexdigest()
-        error = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS} are read"
+        error = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS_CHARS} are read"
         return ToolCallPart("", name, raw_input=f"sha256:{digest}", input_error=error, provider_data=data)
     try:
         return ToolCallPart("", name, _object(text), provider_data=data)
@@ -163,7 +162,7 @@ def _as_text(value: object) -> str:
 
 def _object(text: str) -> JsonDict:
     value: object = text
-    for _ in range(ROUNDS):
+    for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):
             break
         value = read_json(utf8(value)) if value.strip() else {}

@@ -15,6 +15,7 @@ from stepengine.models.base import ModelInfo
 __all__ = ("completed",)
 
 K128, K256, M1 = 128_000, 262_144, 1_048_576
+"""Sizes of windows in tokens that several providers use."""
 
 # A pattern for the whole name, the window, and the largest reply; from the models' pages at ai.google.dev, docs.mistral.ai
 # and platform.openai.com, and the catalogue of models.dev (October 2026). Of Mistral's models a reply may fill the window.

@@ -30,14 +30,16 @@ __all__ = ("PresetProvider",)
 
 API_VERSION = "OPENAI_API_VERSION"
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
-MAX_SAID = 500
-OK = 200
+MAX_SAID_CHARS = 500
+"""About three lines: the reason why a batch was refused."""
+OK_STATUS = 200
+"""The status of HTTP for success."""
 
 
 def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
     match line:
         case {"response": {"status_code": status, "body": Mapping() as body} as response}:
-            if status == OK:
+            if status == OK_STATUS:
                 return {"reply": body, "request_id": response.get("request_id")}
             return {"error": body.get("error"), "status": status}
         case {"error": {"code": "batch_expired"}}:
@@ -217,7 +219,7 @@ class PresetProvider(HttpProvider):
                     said = "; ".join([str(e.get("message")) for e in errors if isinstance(e, Mapping)][:3])
                 case _:
                     said = ""
-            msg = f"{self.name} refused the batch {batch}: {printable(said, MAX_SAID) or 'no reason given'}"
+            msg = f"{self.name} refused the batch {batch}: {printable(said, MAX_SAID_CHARS) or 'no reason given'}"
             raise ModelError(msg, kind="batch")
         results: dict[str, object] = {}
         for member in ("output_file_id", "error_file_id"):

@@ -91,8 +91,10 @@ XAI = {
 """What xAI counts of its own tools, and US dollars for a call, where a reply does not state its cost."""
 GOOGLE_QUERY, GOOGLE_PROMPT = Decimal("0.014"), Decimal("0.035")
 """A search of Gemini 3 and later, and a prompt of earlier models that led to any."""
-MILLION = 1_000_000
-REMEMBERED = 1_000
+MILLION_TOKENS = 1_000_000
+"""Providers state their prices for a million tokens."""
+KEPT_MODELS = 1_000
+"""More models than a process asks; a full table is emptied, which costs looking each up once more."""
 
 
 def names_of(model: str, reply: ModelReply) -> list[str]:
@@ -118,7 +120,7 @@ class _Rates(NamedTuple):
         """Return what *usage* costs."""
         tokens = self.prompt * usage.prompt_tokens + self.completion * usage.completion_tokens
         tokens += self.read * usage.cache_read_tokens + self.write * usage.cache_write_tokens
-        return self.fixed + tokens / MILLION
+        return self.fixed + tokens / MILLION_TOKENS
 
 
 class PriceBook:
@@ -160,7 +162,7 @@ class PriceBook:
         except (LookupError, ValueError):
             found = None
         # All at once and not the oldest: it happens to who invents names of models, and costs a look-up each.
-        if len(self._models) >= REMEMBERED:
+        if len(self._models) >= KEPT_MODELS:
             self._models.clear()
         self._models[model] = found
         return found
@@ -289,7 +291,7 @@ class PriceBook:
         # used again.
         listed = self._lists.get(id(prices))
         if listed is None or listed.prices is not prices:
-            if len(self._lists) >= REMEMBERED:
+            if len(self._lists) >= KEPT_MODELS:
                 self._lists.clear()
             self._lists[id(prices)] = listed = _PriceList(prices)
         return listed.cost(usage)
@@ -339,13 +341,13 @@ def _rates_of(prices: object, prompt_tokens: int) -> _Rates | None:
         return Decimal(flat.calc_price(usage)["total_price"])
 
     try:
-        fixed, prompt = total(), total(prompt=MILLION)
+        fixed, prompt = total(), total(prompt=MILLION_TOKENS)
         return _Rates(
             fixed,
             prompt - fixed,
-            total(completion=MILLION) - fixed,
-            total(prompt=MILLION, read=MILLION) - prompt,
-            total(prompt=MILLION, write=MILLION) - prompt,
+            total(completion=MILLION_TOKENS) - fixed,
+            total(prompt=MILLION_TOKENS, read=MILLION_TOKENS) - prompt,
+            total(prompt=MILLION_TOKENS, write=MILLION_TOKENS) - prompt,
         )
     except (LookupError, ValueError):
         return None

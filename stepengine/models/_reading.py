@@ -29,7 +29,7 @@ from stepengine.models._failures import (
     truncated,
 )
 from stepengine.models._json import read_json
-from stepengine.models._reply import MOST_UNREAD, with_unread
+from stepengine.models._reply import MAX_UNREAD_NAMES, with_unread
 from stepengine.models._sse import SSEParser
 from stepengine.models.base import Timeouts
 from stepengine.models.keys import printable
@@ -46,11 +46,16 @@ __all__ = (
     "understood",
 )
 
-MAX_REPLY = 64 * 1024 * 1024
-MAX_TEXT = 4 * 1024 * 1024
-BEGIN = 200
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+"""A reply with pictures has some megabytes; a server that never stops must not fill the memory."""
+MAX_TEXT_CHARS = 4 * 1024 * 1024
+"""About a million tokens, which no model writes in one reply."""
+SHOWN_CHARS = 200
+"""About two lines of a reply that is no JSON: enough to recognize a proxy's page."""
 DRAIN_SECONDS = 0.25
+"""A new connection takes about as long."""
 DRAIN_BYTES = 64 * 1024
+"""After its end a stream has a line or two; reading more costs as much as a new connection."""
 logger = logging.getLogger("stepengine.models")
 T = TypeVar("T")
 
@@ -101,7 +106,7 @@ class Accumulator(ABC):
 
     def _skip(self, *names: str) -> None:
         """Remember what of the stream is not read: the reply names it, and the run tells of it."""
-        if len(self._unread) < MOST_UNREAD:
+        if len(self._unread) < MAX_UNREAD_NAMES:
             self._unread += [name for name in names if name not in self._unread]
 
     def _error_in_stream(self, event: Mapping[str, object]) -> ModelError:
@@ -152,8 +157,8 @@ class ReplyReader:
         # Counted here, where all bytes pass, unpacked: a reply of a gigabyte must not be put together before somebody
         # measures it (reliability:MP24).
         self._size += len(chunk)
-        if self._size > MAX_REPLY:
-            raise too_large(self._call, f"{MAX_REPLY} bytes", self.usage)
+        if self._size > MAX_REPLY_BYTES:
+            raise too_large(self._call, f"{MAX_REPLY_BYTES} bytes", self.usage)
         deltas: list[ModelDelta] = []
         taken = self._accumulator
         # As `understood`, but for all events of a piece: a call for each of them would cost every token.
@@ -176,8 +181,8 @@ class ReplyReader:
         for delta in deltas:
             if isinstance(delta, (TextChunk, ThinkingChunk)):
                 self._text += len(delta.text)
-        if self._text > MAX_TEXT:
-            raise too_large(self._call, f"{MAX_TEXT} characters of text", self.usage)
+        if self._text > MAX_TEXT_CHARS:
+            raise too_large(self._call, f"{MAX_TEXT_CHARS} characters of text", self.usage)
 
     def finish(self, *, clean: bool = True) -> ModelReply:
         """
@@ -240,8 +245,8 @@ def read_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, Any]]:
 def held(reply: ModelReply, call: RequestLabel) -> ModelReply:
     """Return *reply* if its text is within the cap, whichever way it came."""
     texts = [part.text for part in reply.content if isinstance(part, TextPart | ThinkingPart | RefusalPart)]
-    if sum(map(len, texts)) > MAX_TEXT:
-        raise too_large(call, f"{MAX_TEXT} characters of text", reply.usage)
+    if sum(map(len, texts)) > MAX_TEXT_CHARS:
+        raise too_large(call, f"{MAX_TEXT_CHARS} characters of text", reply.usage)
     return reply
 
 
@@ -294,7 +299,7 @@ class HttpExchange:
         """
         import httpx2
 
-        most = MAX_REPLY if most is None else most
+        most = MAX_REPLY_BYTES if most is None else most
         pieces: list[bytes] = []
         size = 0
         failure: BaseException
@@ -329,8 +334,8 @@ class HttpExchange:
             data = data[0]
         if isinstance(data, Mapping):
             return data
-        begin = printable(content[: 2 * BEGIN].decode("utf-8", "replace"), BEGIN)
-        what = printable(kind, BEGIN) or "something"
+        begin = printable(content[: 2 * SHOWN_CHARS].decode("utf-8", "replace"), SHOWN_CHARS)
+        what = printable(kind, SHOWN_CHARS) or "something"
         msg = f"{self.call.provider} answered {what} that is not a reply of {self.call.asked}: {begin!r}"
         raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
 

@@ -20,7 +20,7 @@ from stepengine.models._json import count_of, object_in, seen, word_at
 from stepengine.models.keys import printable
 
 __all__ = (
-    "MOST_UNREAD",
+    "MAX_UNREAD_NAMES",
     "UNKNOWN",
     "billed",
     "cut_at_stops",
@@ -38,15 +38,20 @@ __all__ = (
     "written_dollars",
 )
 
-MAX_SHOWN = 4_000
-MOST_UNREAD = 20
+SHOWN_CHARS = 4_000
+"""A screen or two of a reply that could not be understood: its author must find the member that is wrong."""
+MAX_UNREAD_NAMES = 20
+"""A reply of a new kind has a few unknown members; more say nothing new."""
 MAX_NAME = 80
 """How many names are told of what a reply holds and nobody reads here, and how many characters of each."""
-TICKS = 10**10
+TICKS_PER_DOLLAR = 10**10
+"""XAI documents its costs in ten-thousand-millionths of a US dollar."""
 MAX_DOLLARS = 10**6
-MAX_TICKS = MAX_DOLLARS * TICKS
+"""No request costs as much; a larger number is damage, and would spend every budget."""
+MAX_TICKS = MAX_DOLLARS * TICKS_PER_DOLLAR
 """What a US dollar is in the unit of xAI's bills, and the most that is taken for one."""
-MAX_FIGURE = 40
+MAX_FIGURE_CHARS = 40
+"""Costs have some dozen digits; parsing a text of any length as a decimal could take long."""
 FIGURE = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE]-?[0-9]{1,2})?", re.ASCII)
 UNKNOWN = "application/octet-stream"
 STARTS = (
@@ -109,7 +114,7 @@ def with_unread(reply: ModelReply, names: Sequence[str]) -> ModelReply:
     if not names:
         return reply
     known = reply.provider_data.get("unread", ())
-    told = [*known, *[printable(name, MAX_NAME) for name in names]][:MOST_UNREAD]
+    told = [*known, *[printable(name, MAX_NAME) for name in names]][:MAX_UNREAD_NAMES]
     return attrs.evolve(reply, provider_data={**reply.provider_data, "unread": list(dict.fromkeys(told))})
 
 
@@ -197,7 +202,7 @@ def billed(raw: object) -> Decimal | None:
     ticks, cost = raw.get("cost_in_usd_ticks"), raw.get("cost")
     paid = dollars(cost.get("total_cost") if isinstance(cost, Mapping) else cost)
     if paid is None:
-        return Decimal(ticks) / TICKS if type(ticks) is int and 0 <= ticks <= MAX_TICKS else None
+        return Decimal(ticks) / TICKS_PER_DOLLAR if type(ticks) is int and 0 <= ticks <= MAX_TICKS else None
     if raw.get("is_byok") is not True:
         return paid
     upstream = dollars(object_in(raw, "cost_details").get("upstream_inference_cost"))
@@ -215,7 +220,7 @@ def dollars(value: object) -> Decimal | None:
 
 def written_dollars(text: object) -> Decimal | None:
     """Return US dollars that are stated as a text, such as in a header; ``None`` for anything else."""
-    if not isinstance(text, str) or len(text) > MAX_FIGURE or not FIGURE.fullmatch(text):
+    if not isinstance(text, str) or len(text) > MAX_FIGURE_CHARS or not FIGURE.fullmatch(text):
         return None
     cost = Decimal(text)
     return cost if cost <= MAX_DOLLARS else None
@@ -259,7 +264,7 @@ def _figure(details: object, name: str) -> int:
 
 def shown_text(text: str) -> str:
     """Return *text* in a length that people look at."""
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 def listed(sources: list[tuple[str, str]]) -> str:

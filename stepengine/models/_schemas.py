@@ -12,6 +12,7 @@ from stepengine.data.tools import ToolSpec
 __all__ = ("MAX_OPTIONAL", "optional_in", "plain_schema", "strict_form", "unpromised")
 
 MAX_DEPTH, NESTED, MOST_PARTS = 32, 1, 20_000
+"""References are written out so deep, each once within itself, and to so many parts: schemas can refer to themselves without an end."""
 NULL = {"type": "null"}
 
 
@@ -83,6 +84,10 @@ def _without_null(found: dict[str, Any]) -> dict[str, object]:
 KEPT = frozenset({"type", "enum", "const", "title", "description", "required"})
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
 MAX_OPTIONAL, MAX_LEVELS, MAX_FIELDS, MAX_VALUES = 24, 10, 5_000, 1_000
+"""
+Anthropic documents 24 optional members; OpenAI documents 10 levels, 5,000 fields and 1,000 values (providers:PV43,
+providers:PV44).
+"""
 UNPROMISED = frozenset(
     {
         *("oneOf", "allOf", "not", "if", "then", "else", "default", "minLength", "maxLength", "patternProperties"),
@@ -122,7 +127,7 @@ def optional_in(schema: Mapping[str, object], wire: Literal["anthropic", "openai
         found: int | None = walk.optional
     except _Unfit:
         found = None
-    if len(_counted) >= REMEMBERED:
+    if len(_counted) >= KEPT_SCHEMAS:
         _counted.clear()
     _counted[id(schema), wire] = (schema, found)
     return found
@@ -134,7 +139,8 @@ def unpromised(tools: Iterable[ToolSpec], wire: Literal["anthropic", "openai"]) 
 
 
 _counted: dict[tuple[int, str], tuple[Mapping[str, Any], int | None]] = {}
-REMEMBERED = 1_000
+KEPT_SCHEMAS = 1_000
+"""More schemas than a process offers at once; a full table is emptied, which costs counting each once more."""
 
 
 class _Strict(ABC):

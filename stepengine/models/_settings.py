@@ -42,7 +42,8 @@ Way: TypeAlias = Callable[[Any], Json | None]
 TUNING = ("service_tier", "seed", "logprobs", "store", "safety", "cache", "cache_key", "server_tools", "fallbacks")
 CAN_BE_TOLD = frozenset({"openai", "openai_chat"})
 CACHES_LONGER = re.compile(r"gpt-(?:5\.[6-9]|[6-9])")
-MOST_WARNINGS = 1_000
+MAX_WARNINGS = 1_000
+"""Each is given once; a process that makes up names of settings must not fill the memory with them."""
 _warned: set[tuple[str, str, str]] = set()
 
 
@@ -110,7 +111,7 @@ def warn_of(request: ModelRequest, provider: str, dropped: tuple[str, ...]) -> N
         raise ModelError(msg, kind="settings")
     for name in dropped:
         key = (provider, request.model, name)
-        if key in _warned or len(_warned) >= MOST_WARNINGS:
+        if key in _warned or len(_warned) >= MAX_WARNINGS:
             continue
         _warned.add(key)
         fields = {"setting": name, "provider": provider, "model": request.model}

@@ -10,7 +10,8 @@ from __future__ import annotations
 __all__ = ("SSEParser",)
 
 BOM = b"\xef\xbb\xbf"
-CR = 13
+CR_BYTE = 13
+"""A carriage return in ASCII."""
 END = b"\n\n"
 
 
@@ -38,7 +39,7 @@ class SSEParser:
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
         """Return the events that *chunk* completes."""
         # Bytes are looked for by number: by a text of one it takes four times as long.
-        if self._after_cr or CR in chunk:
+        if self._after_cr or CR_BYTE in chunk:
             chunk = self._mend(chunk)
         if self._first or self._held or not chunk.endswith(END):
             chunk = self._whole(chunk)

@@ -345,6 +345,7 @@ def _ask_by_template(thinking: Thinking, form: Form, model: str) -> ThinkingRequ
 LEVELS_SINCE = 3
 """The generation of Gemini that takes a level of thinking in place of a budget."""
 THINKS_SINCE = 2.5
+"""The generation of Gemini that thinks first."""
 UNMINIMAL = re.compile(r"gemini-(?:\d+(?:\.\d+)?-pro|pro-|3\.[78]-flash(?!-lite)|[4-9])")
 """Models of these generations whose lowest level is ``"low"``."""
 LEVELS_ONLY_SINCE = 4
@@ -352,6 +353,7 @@ LEVELS_ONLY_SINCE = 4
 MORE_THAN_HIGH = re.compile(r"gemini-4-hydrogen")
 """Models that take ``"xhigh"``; Argon and Carbon refuse it."""
 FLASH_MOST, PRO_MOST, PRO_LEAST = 24_576, 32_768, 128
+"""The limits of a budget in tokens that Google documents for Gemini 2.5 (providers:PV16)."""
 VERSION = re.compile(r"gemini-(\d+(?:\.\d+)?)")
 LATEST = re.compile(r"gemini-.*-latest")
 

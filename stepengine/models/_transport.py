@@ -17,6 +17,8 @@ from functools import cache
 
 import httpx2
 
+from stepengine.models._failures import HTTP_REDIRECT
+
 __all__ = ("MAX_REFUSAL", "hold", "trusted")
 
 MAX_REFUSAL = 256 * 1024
@@ -25,7 +27,6 @@ MAX_REFUSAL = 256 * 1024
 # How much is unpacked at a time. A packed kilobyte may hold a megabyte, so a bound on what comes in is none on what it
 # becomes.
 PIECE = 256 * 1024
-FIRST_REFUSAL = 300
 
 
 def trusted() -> ssl.SSLContext:
@@ -47,7 +48,7 @@ async def hold(response: httpx2.Response) -> None:
     # SDK there is no place.
     packing = response.headers.pop("content-encoding", "identity").strip().lower()
     # Of a refusal only its words are wanted, and these stand at the beginning.
-    limit = MAX_REFUSAL if response.status_code >= FIRST_REFUSAL else None
+    limit = MAX_REFUSAL if response.status_code >= HTTP_REDIRECT else None
     if packing != "identity":
         response.headers.pop("content-length", None)
     response.stream = _HeldBody(response.stream, packing, limit)

@@ -96,8 +96,10 @@ OFFICE = {
 """Office files, and the endings by which services know them."""
 HOLDERS = {"openai_chat": "openai", "google_interactions": "google"}
 """Providers that find the files of another one, being two ways to the same."""
-MAX_ID = 64
-MAX_NAME = 64
+MAX_ID_CHARS = 64
+"""OpenAI documents 64 characters for the id of a call, the strictest limit among the providers."""
+MAX_NAME_CHARS = 64
+"""OpenAI and Anthropic document 64 characters for the name of a tool."""
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -123,7 +125,7 @@ def is_own(data: Mapping[str, object] | None, provider: str, model: str | None =
 
 def safe_name(name: str) -> str:
     """Return a tool name that every wire takes; what a model made up may hold anything."""
-    return UNSAFE.sub("_", name)[:MAX_NAME] or "unknown"
+    return UNSAFE.sub("_", name)[:MAX_NAME_CHARS] or "unknown"
 
 
 def arguments_of(part: ToolCallPart) -> Mapping[str, object]:
@@ -245,7 +247,7 @@ def made_id(call_id: str) -> str:
     # Made of ours and nothing else, so that it is the same in every request from now on: one that changes loses the
     # prompt cache from there.
     plain = f"call_{call_id}"
-    if len(plain) <= MAX_ID and not UNSAFE.search(plain):
+    if len(plain) <= MAX_ID_CHARS and not UNSAFE.search(plain):
         return plain
     return f"call_{hashlib.sha256(utf8(call_id)).hexdigest()[:32]}"
 

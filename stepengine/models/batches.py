@@ -38,7 +38,8 @@ LAYOUT = (
 )
 FORGOTTEN = 30 * 24 * 3600
 """Seconds after which no provider holds the results of a batch any more."""
-MOST = 10_000
+MAX_CALLS = 10_000
+"""Within what each provider documents for a batch; a larger one takes longer to come back."""
 MOST_BYTES = 16_000_000
 """Of the requests of one batch: the smallest limit is Gemini's, 20 MB."""
 UNREAD = 10
@@ -99,8 +100,8 @@ class Batched(Provider):
         most: int = 1_000,
         poll: float = 60.0,
     ) -> None:
-        if wait < 0 or poll <= 0 or not 1 <= most <= MOST:
-            msg = f"wait={wait!r}, most={most!r}, poll={poll!r}: seconds from 0 on, 1 to {MOST:,} calls, and seconds above 0"
+        if wait < 0 or poll <= 0 or not 1 <= most <= MAX_CALLS:
+            msg = f"wait={wait!r}, most={most!r}, poll={poll!r}: seconds from 0 on, 1 to {MAX_CALLS:,} calls, and seconds above 0"
             raise DataError(msg)
         self.name = provider.name
         self.model_patterns = provider.model_patterns

@@ -44,7 +44,7 @@ from stepengine.models.anthropic import VERSION, AnthropicProvider
 from stepengine.models.anthropic.families import family_of
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
-    MIN_BUDGET,
+    MIN_BUDGET_TOKENS,
     Site,
     promised,
     thinking_of,
@@ -555,7 +555,7 @@ class _Converse(_WithoutFiles, _OnAws, HttpProvider):
         if thinking is None or asked is None:
             return ThinkingRequest({} if asked is None else {"thinking": asked})
         if most is not None and asked.get("budget_tokens", 0) >= most:
-            asked = {**asked, "budget_tokens": max(MIN_BUDGET, most - 1)}
+            asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, most - 1)}
         members: dict[str, Any] = {"thinking": asked}
         if asked["type"] == "adaptive" and (thinking.effort is not None or thinking.tokens is not None):
             members["output_config"] = {"effort": family.effort(effort_of(thinking))}

@@ -25,7 +25,8 @@ __all__ = ("CAUSES", "Fallback", "Route", "fallback", "route_of")
 BAR, ON = " | ", " on "
 DEFAULT = ("unavailable", "rate_limit", "no_credit", "auth")
 TOO_MANY, FORBIDDEN, NOT_FOUND = 429, frozenset({401, 403}), 404
-REMEMBERED = 32
+KEPT_REQUESTS = 32
+"""More requests than one run asks at once; the oldest are forgotten."""
 
 CAUSES: dict[str, Callable[[ModelError], bool]] = {
     "unavailable": lambda error: error.retryable and error.status != TOO_MANY,
@@ -175,7 +176,7 @@ class Fallback(Provider):
 
     def _remember(self, request: ModelRequest, number: int) -> None:
         self._left_off[id(request)] = (request, number)
-        while len(self._left_off) > REMEMBERED:
+        while len(self._left_off) > KEPT_REQUESTS:
             self._left_off.popitem(last=False)
 
 

@@ -49,8 +49,10 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 
 ASSISTANT_PARTS = (TextPart, ThinkingPart, RefusalPart, ToolCallPart, ImagePart, DocumentPart, OpaquePart, CitationPart)
 SHOWN_MESSAGES = 3
+"""The last messages show which call of the script was not expected."""
 TOOL_USE, END_TURN = StopReason.TOOL_USE, StopReason.END_TURN
-SHOWN_CHARACTERS = 200
+SHOWN_CHARS = 200
+"""About two lines for each message of an error in a test."""
 
 
 @frozen
@@ -412,7 +414,7 @@ def _describe_item(item: object) -> str:
 
 def _cut(said: str) -> str:
     said = said.replace("\n", "\\n")
-    return said if len(said) <= SHOWN_CHARACTERS else f"{said[:SHOWN_CHARACTERS]}... ({len(said)} characters)"
+    return said if len(said) <= SHOWN_CHARS else f"{said[:SHOWN_CHARS]}... ({len(said)} characters)"
 
 
 def _deltas(reply: ModelReply, size: int) -> Iterator[ModelDelta]:

@@ -109,7 +109,7 @@ WORD = re.compile(r"[^\s;&|<>()`$\"']+")
 SECRET = PathRules(SECRETS, ())
 SHOWING = ("diff", "log", "show", "grep", "status")
 """What git shows files by."""
-NAMES_LEFT_OUT = 500
+MAX_LEFT_OUT_NAMES = 500
 """How many names may be kept out of a listing one by one; a command line has no room for any number."""
 NO_RANGE = ("^!", "^@", "^-")
 """How words for git end that stand for a commit and its parents; it takes nothing but commits before these."""
@@ -364,8 +364,8 @@ def _shows_one_of(root: Root, cwd: Sequence[str], path: str, names: Collection[s
 
 
 def _check_count(names: Collection[object]) -> None:
-    if len(names) > NAMES_LEFT_OUT:
-        msg = f"it would have to leave out {len(names):,} files that are kept from tools, and {NAMES_LEFT_OUT} are the most; name a folder with fewer"
+    if len(names) > MAX_LEFT_OUT_NAMES:
+        msg = f"it would have to leave out {len(names):,} files that are kept from tools, and {MAX_LEFT_OUT_NAMES} are the most; name a folder with fewer"
         raise ToolError(msg)
 
 

@@ -54,9 +54,12 @@ Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass
 """What holds where no rule of a ``Policy`` matches; the policy says what each means."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
-VERSION = 1
-SAID = 256
-FILE_BYTES = 1024 * 1024
+FORMAT_VERSION = 1
+"""Rules of another version could be misread as permissions, so they are refused."""
+KEPT_DECISIONS = 256
+"""A run asks the same few questions again and again; the table takes some kilobytes."""
+MAX_FILE_BYTES = 1024 * 1024
+"""Ten thousand rules have less; the file is read at each start, and may belong to a project that is not trusted."""
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
@@ -231,7 +234,7 @@ class Policy:
             spec_of: Gives what is known of a tool by its name; an unknown tool is asked about like one that does anything.
                 By default that is what the agent's own ``Tool`` objects and the tool definitions of its state say.
         """
-        said = lru_cache(SAID)(Decision)  # nearly every call of a run is told the same
+        said = lru_cache(KEPT_DECISIONS)(Decision)  # nearly every call of a run is told the same
 
         def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
             spec = _own_spec(ctx, call.tool_name) if spec_of is None else spec_of(call.tool_name)
@@ -378,7 +381,7 @@ class Policy:
         Raises:
             DefinitionError: for a rule with a function.
         """
-        stored = {"version": VERSION, "mode": self.mode, "rules": [_store_rule(rule) for rule in self.rules]}
+        stored = {"version": FORMAT_VERSION, "mode": self.mode, "rules": [_store_rule(rule) for rule in self.rules]}
         return stored | ({"remembered": [_store_rule(rule) for rule in self.remembered]} if self.remembered else {})
 
     @classmethod
@@ -391,8 +394,8 @@ class Policy:
                 only code may set.
         """
         found = _members(data, ("version", "mode", "rules", "remembered"), where)
-        if found.get("version", VERSION) != VERSION:
-            msg = f"{where} has the version {found['version']!r}; this stepengine reads version {VERSION}"
+        if found.get("version", FORMAT_VERSION) != FORMAT_VERSION:
+            msg = f"{where} has the version {found['version']!r}; this stepengine reads version {FORMAT_VERSION}"
             raise DefinitionError(msg)
         # A file may come with a repository; it must not be able to switch questions off (reliability:PM27).
         if found.get("mode") == "bypass":
@@ -421,9 +424,9 @@ class Policy:
         where = f"the policy file {os.fspath(path)!r}"
         try:
             with FilePath(path).open("rb") as file:
-                text = file.read(FILE_BYTES + 1)
-            if len(text) > FILE_BYTES:
-                msg = f"{where} has more than {FILE_BYTES:,} bytes"
+                text = file.read(MAX_FILE_BYTES + 1)
+            if len(text) > MAX_FILE_BYTES:
+                msg = f"{where} has more than {MAX_FILE_BYTES:,} bytes"
                 raise DefinitionError(msg)
             data = json.loads(text)
         except OSError as error:

@@ -47,17 +47,18 @@ DECLARED = frozenset({"read", "write", "network"})
 """Categories whose tools are about the files and addresses that they name; of other tools nobody knows what a call is about."""
 WITHOUT_FILES = frozenset({"agent", "ask", "control", "memory"})
 """Categories whose tools name no files: prompts, questions and results may be the text of a path and are none."""
-MAX_PATH = 4_096
+MAX_PATH_CHARS = 4_096
 """Characters of the longest path that a system opens."""
-DECODED = 3
+MAX_DECODINGS = 3
 """How often a longer text is decoded before it is judged whether it is a path."""
 DURATIONS = frozenset({"timeout", "timeout_seconds"})
 """Members that say nothing of what a command does."""
-PREFIX_WORDS = 3
+MAX_PREFIX_WORDS = 3
 """Of how many words the longest beginning of a command is that is offered to be allowed with anything behind it."""
 USUAL_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
 TOOL_CHARS = re.compile(r"[A-Za-z0-9_-]*")
-TOOL_NAME_CHARS = 64
+MAX_TOOL_NAME_CHARS = 64
+"""OpenAI and Anthropic document 64 characters for the name of a tool."""
 TOOL_SEPARATORS = re.compile(r"[/.:]+")
 ADDRESS = re.compile(r"(?i:https?|wss?|ftp)://")
 PLAIN_URL = re.compile(r"([a-z][a-z0-9+.-]*)://([A-Za-z0-9.-]*[A-Za-z0-9])\.?(?::([0-9]{1,5}))?(?:[/?#][!-\[\]-~]*)?")
@@ -126,7 +127,7 @@ class Request:
             return []
         judged = (*PATHS, *COMMANDS) if self.tool.category == "execute" else PATHS
         texts = [*_texts_outside(self.input, judged), *self._undeclared_names]
-        return [text for text in map(_shortened, texts) if 0 < len(text) <= MAX_PATH]
+        return [text for text in map(_shortened, texts) if 0 < len(text) <= MAX_PATH_CHARS]
 
     @property
     def _undeclared_names(self) -> list[str]:
@@ -169,9 +170,9 @@ def _names_inside(value: object) -> Iterator[str]:
 
 def _shortened(text: str) -> str:
     """Return a text as it is, and a long one without steps such as ``./``, which programs take out before they open a path."""
-    if len(text) <= MAX_PATH:
+    if len(text) <= MAX_PATH_CHARS:
         return text
-    for _ in range(DECODED if "%" in text else 0):
+    for _ in range(MAX_DECODINGS if "%" in text else 0):
         text = unquote(text)
     parts = _without_climbs(_parts(text.replace("\\", "/")))
     return text if parts is None else ("/" if text.startswith(("/", "\\")) else "") + "/".join(parts)
@@ -661,7 +662,7 @@ class Call:
         agent, found, words = request.agent_id or None, list[Call](), _only_command(request)
         if words:
             rest = _beside_command(request)
-            prefixes = [words[:length] for length in range(min(PREFIX_WORDS, len(words)), 0, -1)]
+            prefixes = [words[:length] for length in range(min(MAX_PREFIX_WORDS, len(words)), 0, -1)]
             found += [cls(request.tool.name, rest, agent=agent, prefix=p) for p in prefixes if says_what_runs(p)]
         return (*found, cls(request.tool.name, agent=agent, any_input=True))
 
@@ -800,12 +801,12 @@ def _is_tool(name: str | None, request: Request) -> bool:
 def _check_tool_name(pattern: str) -> None:
     """Refuse a pattern that fits no name of a tool."""
     plain = pattern.replace("*", "")
-    if TOOL_CHARS.fullmatch(plain) and len(plain) <= TOOL_NAME_CHARS:
+    if TOOL_CHARS.fullmatch(plain) and len(plain) <= MAX_TOOL_NAME_CHARS:
         return
     near = TOOL_SEPARATORS.sub("__", pattern)
     like = f", as in {near!r}" if near != pattern and TOOL_CHARS.fullmatch(near.replace("*", "")) else ""
     msg = (
-        f"no tool has a name like {pattern!r}: names have up to {TOOL_NAME_CHARS} letters, digits, _ and -, and only * stands for "
+        f"no tool has a name like {pattern!r}: names have up to {MAX_TOOL_NAME_CHARS} letters, digits, _ and -, and only * stands for "
         f"anything; tools of a server are called server__tool{like}"
     )
     raise DefinitionError(msg)

@@ -26,7 +26,7 @@ from attrs import frozen
 from stepengine.data.alike import find_nearest, list_names
 from stepengine.programs.check_workers import Checkout
 from stepengine.programs.sandbox import ABSENT, BUILTINS, MODULES
-from stepengine.programs.stubs import ALIASES, LONGEST_NAME, OURS, Function, Stubs
+from stepengine.programs.stubs import ALIASES, MAX_NAME_CHARS, OURS, Function, Stubs
 from stepengine.system.after_fork import Lock
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ __all__ = (
     "shown",
 )
 
-MOST_BYTES = 64 * 1024
-MOST_DEPTH = 300
-"""The sandbox has a limit of its own at less than a thousand."""
+MAX_PROGRAM_BYTES = 64 * 1024
+"""A model writes some kilobytes for one task; the checks take time in proportion to the length."""
+MAX_DEPTH_LEVELS = 300
+"""The sandbox has a limit of its own at less than a thousand, and code that people read has some ten levels."""
 MOST_FUNCTIONS, MOST_SCOPES = 6, 12
 """
 How deep functions may be nested, and functions, lambdas and comprehensions together.
@@ -54,8 +55,9 @@ How deep functions may be nested, and functions, lambdas and comprehensions toge
 The sandbox reads a definition about three times for each one around it: twenty lines take it a minute.
 """
 MOST_PROBLEMS, MOST_SHOWN = 200, 20
-MOST_NEAR = 300
-"""As many names of a program are compared with one that is unknown."""
+"""Problems that are looked for, and those that are shown: a model corrects a screen of them at a time."""
+MAX_COMPARED_NAMES = 300
+"""As many names of a program are compared with one that is unknown: a message must not take longer than a blink."""
 SHOWN_BEFORE, SHOWN_CHARS = 60, 120
 """Characters of a line before the place that is meant, and of the line."""
 
@@ -141,7 +143,8 @@ NEWER = (
     (14, re.compile(r"""[tT][rR]?['"]|[rR][tT]['"]""")),
 )
 """From which 3.x on a line of this kind may be read that was not before."""
-NEWEST = (3, 14)
+NEWEST_VERSION = (3, 14)
+"""The version of Python whose parser reads every syntax that the sandbox knows."""
 
 
 def parsed(code: str) -> ast.Module | ProgramProblem | None:
@@ -151,8 +154,8 @@ def parsed(code: str) -> ast.Module | ProgramProblem | None:
     except UnicodeEncodeError as error:
         line = len(LINE.split(code[: error.start]))
         return ProgramProblem(line, 1, "a program is text; this has half of a character in it (a lone surrogate)")
-    if size > MOST_BYTES:
-        return ProgramProblem(1, 1, f"the program has {size:,} bytes; at most {MOST_BYTES:,} are read")
+    if size > MAX_PROGRAM_BYTES:
+        return ProgramProblem(1, 1, f"the program has {size:,} bytes; at most {MAX_PROGRAM_BYTES:,} are read")
     try:
         with _WARNINGS, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -184,7 +187,7 @@ def _too_nested(code: str) -> ProgramProblem | None:
 
 def _may_be_newer(error: SyntaxError, code: str) -> bool:
     version = sys.version_info[:2]
-    if version >= NEWEST:
+    if version >= NEWEST_VERSION:
         return False
     if str(error.msg).startswith("f-string") or 'f"""' in code or "f'''" in code:
         return version < (3, 12)
@@ -438,7 +441,7 @@ class _Walk:
         if module in MODULES or "import" in place.caught:
             self.good_imports.add(node.lineno)
             return module in MODULES
-        near = find_nearest(module[:LONGEST_NAME], MODULES, n=1)
+        near = find_nearest(module[:MAX_NAME_CHARS], MODULES, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"there are {list_names(sorted(MODULES))}"
         self._say(node, f"there is no module `{module}` in a program; {hint}")
         return False
@@ -659,8 +662,8 @@ class _Walk:
             return f"there is no `{name}`; the function is called `{called[0]}`"
         if len(self._problems) > MOST_SHOWN:
             return f"there is no `{name}`"
-        names = sorted({*self._stubs.functions, *islice(place.scope.names(), MOST_NEAR), *BUILTINS})
-        near = find_nearest(name[:LONGEST_NAME], names, n=1)
+        names = sorted({*self._stubs.functions, *islice(place.scope.names(), MAX_COMPARED_NAMES), *BUILTINS})
+        near = find_nearest(name[:MAX_NAME_CHARS], names, n=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
 
     def _judge_attribute(self, node: ast.Attribute, place: _NodePlace) -> None:
@@ -744,7 +747,7 @@ class _Walk:
 
 def _too_deep(node: ast.AST, scope: _Scope, depth: int) -> str:
     """Return why a node stands too deep to be read; ``""`` where it does not."""
-    if depth > MOST_DEPTH:
+    if depth > MAX_DEPTH_LEVELS:
         return "the program is nested too deeply to be read"
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and scope.functions >= MOST_FUNCTIONS:
         return TOO_NESTED
@@ -834,9 +837,10 @@ ARGUMENTS = frozenset(
 OF_A_FUNCTION = re.compile(r"function `([^`]+)`")
 LIMITS: ResourceLimits = {"max_turn_duration_secs": 2.0, "max_memory": 256 * 1024 * 1024}
 """Of a check. What a worker says of its limits goes to the standard error of this process, so they are wide."""
-MOST_ANSWERS = 100
+MAX_ANSWERS = 100
 """Of modules that a program asks the host for while it is checked."""
-MOST_CANARIES = 100
+KEPT_CANARIES = 100
+"""Texts of stubs that a check was seen to understand: an application has a few, and each is some kilobytes long."""
 
 
 @frozen
@@ -923,7 +927,7 @@ def _sings(checkout: Checkout, text: str) -> bool:
         return False
     with _SINGING:
         _CANARIES[text] = None
-        while len(_CANARIES) > MOST_CANARIES:
+        while len(_CANARIES) > KEPT_CANARIES:
             _CANARIES.popitem(last=False)
     return True
 
@@ -956,7 +960,7 @@ def _until_stop(snapshot: SyncSnapshot) -> None:
     """Answer what the checker asks of the host, which is modules that do not exist, until the line that stops is reached."""
     from pydantic_monty import FunctionSnapshot
 
-    for _ in range(MOST_ANSWERS):
+    for _ in range(MAX_ANSWERS):
         if not isinstance(snapshot, FunctionSnapshot) or snapshot.function_name == STOP:
             return
         snapshot = snapshot.resume_not_handled()

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 __all__ = ("ANSWER_BYTES", "ByteBudget", "TooManyBytes", "argument_size", "byte_size")
 
-SMALL = 16
-"""For a number, and for each list, dict and member of one."""
+VALUE_BYTES = 16
+"""For a number, and for each list, dict and member of one: a guess at what the encoding adds to each value."""
 ANSWER_BYTES = 256
 """What an answer takes in this process, however short it is."""
 
@@ -25,8 +25,12 @@ def byte_size(value: object) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode(errors="replace"))
     if isinstance(value, Mapping):
-        return sum([SMALL + byte_size(key) + byte_size(inner) for key, inner in value.items()], SMALL)
-    return sum([SMALL + byte_size(inner) for inner in value], SMALL) if isinstance(value, list | tuple) else SMALL
+        return sum([VALUE_BYTES + byte_size(key) + byte_size(inner) for key, inner in value.items()], VALUE_BYTES)
+    return (
+        sum([VALUE_BYTES + byte_size(inner) for inner in value], VALUE_BYTES)
+        if isinstance(value, list | tuple)
+        else VALUE_BYTES
+    )
 
 
 def argument_size(value: object) -> int:

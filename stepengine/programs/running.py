@@ -18,7 +18,7 @@ from attrs import frozen
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Compute, Keeps, line_of
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import MAX_DEPTH, SCALARS, differences, freeze, mended
+from stepengine.data.json import MAX_DEPTH_LEVELS, SCALARS, differences, freeze, mended
 from stepengine.data.messages import JsonPart, ToolMessage, ToolResult
 from stepengine.data.programs import KeepsVariables, RunsProgram
 from stepengine.data.state import ChildResult
@@ -703,7 +703,7 @@ def check_bounds(value: object, most: int) -> None:
     """
     level: dict[int, tuple[Any, int]] = {0: ((value,), 1)}
     size = 0
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH_LEVELS + 1):
         below: dict[int, tuple[Any, int]] = {}
         for holder, times in level.values():
             members = [*holder, *holder.values()] if isinstance(holder, Mapping) else holder
@@ -717,7 +717,7 @@ def check_bounds(value: object, most: int) -> None:
         if not below:
             return
         level = below
-    msg = f"a value that is nested deeper than {MAX_DEPTH} levels"
+    msg = f"a value that is nested deeper than {MAX_DEPTH_LEVELS} levels"
     raise ValueError(msg)
 
 

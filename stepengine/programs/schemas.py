@@ -27,19 +27,28 @@ from stepengine.tooling.schemas import JsonSchema
 
 __all__ = ("SchemaClass", "schemas_of")
 
-MOST_DEPTH = 50
-MOST_CLASSES = 500
-MOST_FIELDS = 500
-MOST_FIELDS_OF_ALL = 5_000
-MOST_MEMBERS = 100
-MOST_VALUES = 5_000
-MOST_WORK = 30_000
+MAX_DEPTH_LEVELS = 50
+"""Schemas that people write have some five levels; the reader is recursive."""
+MAX_CLASSES = 500
+"""More than a file of agents that people wrote has; each class takes time to read."""
+MAX_FIELDS = 500
+"""More than a form has; the reader looks at each field, of a file that nobody has looked at."""
+MAX_FIELDS_OF_FILE = 5_000
+"""Ten full classes: with those that inherit, fields multiply."""
+MAX_UNION_MEMBERS = 100
+"""No model chooses among as many types."""
+MAX_LITERAL_VALUES = 5_000
+"""Room for a list of countries or currencies; a provider allows about a thousand."""
+MAX_WORK_PLACES = 30_000
 """Of the places of a schema that one file may write, each alias counted where it stands; a long text counts as several."""
-MOST_SHOWN = 100_000
+MAX_SHOWN_PLACES = 100_000
 """Of the same in all schemas of a file together, where each holds whatever it refers to."""
-CHARS = 50
-LONGEST_PATTERN = 500
-LONGEST_ANNOTATION = 2_000
+CHARS_PER_PLACE = 50
+"""A guess: copying so many characters takes about as long as making one place."""
+MAX_PATTERN_CHARS = 500
+"""Patterns for addresses and dates have a hundred; a longer one is slow to compile."""
+MAX_ANNOTATION_CHARS = 2_000
+"""An annotation is a line or two; the parser of Python reads it."""
 LEFT_OUT = "Any"
 UNENDING = "<itself>"
 """What stands in the shape of an alias for the alias itself."""
@@ -293,9 +302,9 @@ class _SchemaReading:
         self._file = file
         self._names = _Names(tree)
         self._tops = {id(node) for node in tree.body}
-        self._shown_left = MOST_SHOWN
-        self._left = MOST_WORK
-        self._fields_left = MOST_FIELDS_OF_ALL
+        self._shown_left = MAX_SHOWN_PLACES
+        self._left = MAX_WORK_PLACES
+        self._fields_left = MAX_FIELDS_OF_FILE
         self._where = ""
         self._line = 1
         self._own: frozenset[str] = frozenset()
@@ -416,8 +425,8 @@ class _SchemaReading:
                     self._refuse("a schema class stands at the top of its file, not inside of something")
                 if self._names.of(node.name).node is not node:
                     self._refuse("its name is bound more than once; a name of its own would be fine")
-                if len(found) >= MOST_CLASSES:
-                    self._refuse(f"there are too many schema classes; {MOST_CLASSES} in a file are fine")
+                if len(found) >= MAX_CLASSES:
+                    self._refuse(f"there are too many schema classes; {MAX_CLASSES} in a file are fine")
                 bases[node.name] = base
                 found.append(node)
         return self._in_order(found, bases)
@@ -426,11 +435,11 @@ class _SchemaReading:
         chains = {}
         for node in found:
             chain = [bases[node.name]]
-            while chain[-1] in bases and len(chain) <= MOST_DEPTH:
+            while chain[-1] in bases and len(chain) <= MAX_DEPTH_LEVELS:
                 chain.append(bases[chain[-1]])
             self._line, self._where = node.lineno, f"class {node.name!r}"
-            if len(chain) > MOST_DEPTH:
-                self._refuse(f"it is made of more than {MOST_DEPTH} classes, or of itself; fewer would be fine")
+            if len(chain) > MAX_DEPTH_LEVELS:
+                self._refuse(f"it is made of more than {MAX_DEPTH_LEVELS} classes, or of itself; fewer would be fine")
             if chain[-1] not in {"pydantic.BaseModel", "typing.TypedDict"}:
                 continue
             chains[node.name] = len(chain)
@@ -460,7 +469,7 @@ class _SchemaReading:
     def _is_schema(self, name: str) -> bool:
         """Return whether a class with such a base may be a schema class."""
         seen: set[str] = set()
-        while name not in seen and len(seen) <= MOST_DEPTH:
+        while name not in seen and len(seen) <= MAX_DEPTH_LEVELS:
             if name.startswith("pydantic.") or name == "typing.TypedDict":
                 return True
             seen.add(name)
@@ -473,7 +482,7 @@ class _SchemaReading:
 
     def _base_named(self, node: ast.AST) -> str:
         """Return the dotted name of a base that was imported, or the name of a class of this file; ``""`` for others."""
-        for _ in range(MOST_DEPTH):
+        for _ in range(MAX_DEPTH_LEVELS):
             bound = self._bound(node)
             if bound.what == CLASS:
                 return str(bound.node.name)
@@ -485,7 +494,7 @@ class _SchemaReading:
     def _bound(self, node: ast.AST) -> _Bound:
         """Return what a name with dots stands for."""
         parts: list[str] = []
-        while isinstance(node, ast.Attribute) and len(parts) < MOST_DEPTH:
+        while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
             parts.append(node.attr)
             node = node.value
         if not isinstance(node, ast.Name):
@@ -532,7 +541,7 @@ class _SchemaReading:
     def _count(self, fields: int) -> None:
         self._fields_left -= fields
         if self._fields_left < 0:
-            self._refuse(f"there are too many fields; {MOST_FIELDS_OF_ALL:,} in a file are fine")
+            self._refuse(f"there are too many fields; {MAX_FIELDS_OF_FILE:,} in a file are fine")
 
     def _take(
         self, node: ast.ClassDef, statement: ast.stmt, fields: dict[str, _ClassField], *, is_total: bool, is_first: bool
@@ -568,8 +577,8 @@ class _SchemaReading:
         self._seen.add(name)
         if name not in fields:
             self._count(1)
-            if len(fields) >= MOST_FIELDS:
-                self._refuse(f"there are too many fields; {MOST_FIELDS} in a class are fine")
+            if len(fields) >= MAX_FIELDS:
+                self._refuse(f"there are too many fields; {MAX_FIELDS} in a class are fine")
 
     def _config_words(self, node: ast.expr) -> Mapping[str | None, ast.expr]:
         if isinstance(node, ast.Call) and self._bound(node.func).what == "pydantic.ConfigDict" and not node.args:
@@ -717,8 +726,8 @@ class _SchemaReading:
 
     def _pattern(self, value: object) -> str:
         text = self._text("pattern", value)
-        if len(text) > LONGEST_PATTERN:
-            self._refuse(f"the pattern has {len(text):,} characters; up to {LONGEST_PATTERN} would be fine")
+        if len(text) > MAX_PATTERN_CHARS:
+            self._refuse(f"the pattern has {len(text):,} characters; up to {MAX_PATTERN_CHARS} would be fine")
         self._patterns.setdefault(text, self._line)
         return text
 
@@ -781,9 +790,9 @@ class _SchemaReading:
                 found.append(now)
             else:
                 left.extend(reversed(parts))
-            if len(found) > MOST_MEMBERS:
+            if len(found) > MAX_UNION_MEMBERS:
                 self._refuse(
-                    f"a union of more than {MOST_MEMBERS} types is not read; fewer, or one Literal, would be fine"
+                    f"a union of more than {MAX_UNION_MEMBERS} types is not read; fewer, or one Literal, would be fine"
                 )
         return found
 
@@ -803,8 +812,10 @@ class _SchemaReading:
         """Return what an annotation is behind quotes and plain aliases."""
         while True:
             self._spend()
-            if at.depth > MOST_DEPTH:
-                self._refuse(f"its type leads more than {MOST_DEPTH} levels deep, or to itself; fewer would be fine")
+            if at.depth > MAX_DEPTH_LEVELS:
+                self._refuse(
+                    f"its type leads more than {MAX_DEPTH_LEVELS} levels deep, or to itself; fewer would be fine"
+                )
             node = at.node
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 at = _At(self._quoted(node.value), at.depth + 1)
@@ -816,8 +827,8 @@ class _SchemaReading:
             at = _At(bound.node, at.depth + 1)
 
     def _quoted(self, text: str) -> ast.expr:
-        if len(text) > LONGEST_ANNOTATION:
-            self._refuse(f"an annotation of more than {LONGEST_ANNOTATION:,} characters in quotes is not read")
+        if len(text) > MAX_ANNOTATION_CHARS:
+            self._refuse(f"an annotation of more than {MAX_ANNOTATION_CHARS:,} characters in quotes is not read")
         try:
             return ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -825,7 +836,7 @@ class _SchemaReading:
 
     def _check_own(self, node: ast.AST) -> None:
         """Refuse a name that means a field of the class in which it is used."""
-        for _ in range(MOST_DEPTH):
+        for _ in range(MAX_DEPTH_LEVELS):
             if not isinstance(node, ast.Attribute):
                 break
             node = node.value
@@ -985,8 +996,8 @@ class _SchemaReading:
         """Return the values of a ``Literal[...]``, those of others inside of it too, each once."""
         found: dict[tuple[type, Any], Any] = {}
         self._spend(len(items))
-        if len(items) > MOST_VALUES:
-            self._refuse(f"Literal[...] of more than {MOST_VALUES:,} values is not read; str would be fine")
+        if len(items) > MAX_LITERAL_VALUES:
+            self._refuse(f"Literal[...] of more than {MAX_LITERAL_VALUES:,} values is not read; str would be fine")
         left = [_At(item, depth) for item in reversed(items)]
         while left:
             at = left.pop()
@@ -1010,8 +1021,8 @@ class _SchemaReading:
         """Return the JSON value that an expression writes out."""
         self._spend()
         node, depth = at.node, at.depth
-        if depth > MOST_DEPTH:
-            self._refuse(f"a value is nested more than {MOST_DEPTH} levels deep; fewer would be fine")
+        if depth > MAX_DEPTH_LEVELS:
+            self._refuse(f"a value is nested more than {MAX_DEPTH_LEVELS} levels deep; fewer would be fine")
         match node:
             case ast.Constant(value=str() | bool() | int() | float() | None as value):
                 return self._scalar(value)
@@ -1070,7 +1081,7 @@ class _SchemaReading:
             self._refuse("the schema classes of this file hold too much, their aliases written out; less would be fine")
 
     def _spend_text(self, text: str) -> None:
-        self._spend(len(text) // CHARS)
+        self._spend(len(text) // CHARS_PER_PLACE)
 
     def _defined(self, schema: dict[str, Any], refers: Iterable[str], size: int) -> _Definition:
         try:
@@ -1164,7 +1175,7 @@ def _sorted(value: Any, above: str = "") -> Any:
 def _name_of_node(node: ast.AST) -> str:
     """Return what something is called in a message, without its text, which may be of any length."""
     parts: list[str] = []
-    while isinstance(node, ast.Attribute) and len(parts) < MOST_DEPTH:
+    while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
         parts.append(node.attr)
         node = node.value
     if isinstance(node, ast.Name):

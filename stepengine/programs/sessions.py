@@ -44,11 +44,14 @@ PRELUDE = "".join([f"{name} = {own}\n" for name, own in ALIASES.items()])
 """Monty has no exception classes of one's own: what a failed tool raises has a name nevertheless."""
 SLEEP = "asyncio.sleep"
 NAME = "program.py"
-NO_LIMIT = 2**31
-SECONDS_TO_LOOK = 1.0
+UNLIMITED_SUSPENSIONS = 2**31
+"""The sandbox wants a number; calls of a program are counted one by one instead."""
+LOOK_SECONDS = 1.0
+"""Showing a variable takes microseconds; a class of the program could make it endless."""
 GRACE_SECONDS = 0.5
 """After the limit of a check its worker is killed, which does not look at the time while it reads."""
-MAX_SHOWN = 200
+SHOWN_CHARS = 200
+"""Two lines for each variable: enough to recognize its value."""
 MODULE = "<module "
 TURN, SMALL = 500, 16
 """For how many characters a turn counts, which takes as long as so many, and a number or a list."""
@@ -266,7 +269,7 @@ class MontySandbox:
         limits = {
             "max_turn_duration_secs": seconds,
             "max_memory": memory,
-            "max_suspensions": NO_LIMIT,  # of a session, which lives for many programs; their calls are counted one by one
+            "max_suspensions": UNLIMITED_SUSPENSIONS,  # of a session, which lives for many programs; their calls are counted one by one
         }
         return _MontySession(self, functions, limits, printed, seed)
 
@@ -278,7 +281,7 @@ class MontySandbox:
 
         It is fed three times: what stands between handler and host, the file, and the call of the handler. Lines are the file's.
         """
-        limits = {"max_turn_duration_secs": seconds, "max_memory": memory, "max_suspensions": NO_LIMIT}
+        limits = {"max_turn_duration_secs": seconds, "max_memory": memory, "max_suspensions": UNLIMITED_SUSPENSIONS}
         return _MontySession(self, (), limits, printed, seed, host=host)
 
     def seat(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
@@ -508,7 +511,7 @@ class _MontySession:
         finally:
             self._sandbox.rest(seat)
         limits: Any = self._checkout["limits"]
-        checkout = {**self._checkout, "limits": {**limits, "max_turn_duration_secs": SECONDS_TO_LOOK}}
+        checkout = {**self._checkout, "limits": {**limits, "max_turn_duration_secs": LOOK_SECONDS}}
         copy = self._sandbox.seat(checkout, lambda: self._is_closed)
         try:
             copy.session.load_session(copied)
@@ -521,7 +524,7 @@ class _MontySession:
         for name in names:
             found[name] = "<cannot be shown>"
             try:
-                came = session.feed_start(f"repr({name})[:{MAX_SHOWN}]")
+                came = session.feed_start(f"repr({name})[:{SHOWN_CHARS}]")
             except monty.MontyCrashedError:
                 break
             except monty.MontyError:

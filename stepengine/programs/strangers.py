@@ -42,6 +42,7 @@ from stepengine.data.programs import RunsProgram, set_in_sandbox
 from stepengine.data.state import AgentState, ChildResult, Waited
 from stepengine.data.waiting import ChildRef
 from stepengine.errors import BadYield, DefinitionError, HandlerError, LimitReached, StepEngineError, ToolError
+from stepengine.machine.author import MAX_CLOSE_ATTEMPTS
 from stepengine.programs.crossing import ByteBudget, TooManyBytes
 from stepengine.programs.prelude import ERRORS, PRELUDE
 from stepengine.programs.rewriting import AgentText, rewritten
@@ -64,15 +65,15 @@ __all__ = ("agents_of_source", "load_file")
 
 NAME = "<agent>"
 LIMITS = ProgramLimits()
-SECONDS_TO_CLOSE = 1.0
-MOST_CLOSES = 3
-"""As often a handler is asked to end; one that still yields then is ended with its worker."""
-MOST_NOTES = 1_000
+CLOSE_SECONDS = 1.0
+"""A handler's `finally` blocks have this long; then its worker is ended."""
+MAX_NOTES = 1_000
 """Of lines for the log, and what is notified, in one turn."""
-MOST_DRAWN = 100_000
+MAX_DRAWN_PLACES = 100_000
 """Places of a list that the host draws at once: it makes the list of them."""
-MOST_AGENTS = 200
-LONGEST_KEY = 1_000
+MAX_AGENTS = 200
+"""More than a person looks through; each of them is read from a file that nobody has looked at."""
+MAX_KEY_CHARS = 1_000
 """Characters of a key that an error tells of."""
 ASKS = {"_se_yield": "yield", "_se_from": "yield from", "_se_bare": "bare"}
 BEGIN = "".join([f"{name} = {own}\n" for name, own in ERRORS.items()]) + PRELUDE
@@ -90,7 +91,8 @@ THEIRS: tuple[tuple[type[BaseException], str], ...] = tuple(
     ]
 )
 """Our exceptions, the narrower ones first, and what stands for them there."""
-MOST_LOADED = 64
+KEPT_FILES = 64
+"""A process works with a few files; each holds what its agents are."""
 
 _LOADED: dict[tuple[str, str], tuple[AgentDefinition, ...]] = {}
 _LOCK = Lock()
@@ -121,7 +123,7 @@ def load_file(path: Path) -> tuple[AgentDefinition, ...]:
     found = known or agents_of_source(text, file=str(path))
     with _LOCK:
         _LOADED[key] = found
-        while len(_LOADED) > MOST_LOADED:
+        while len(_LOADED) > KEPT_FILES:
             del _LOADED[next(iter(_LOADED))]
     return found
 
@@ -273,8 +275,8 @@ class _Definitions:
         if known is not None:
             return known
         self._count += 1
-        if self._count > MOST_AGENTS:
-            self._refuse(f"it holds more than {MOST_AGENTS} agents")
+        if self._count > MAX_AGENTS:
+            self._refuse(f"it holds more than {MAX_AGENTS} agents")
         made: dict[str, Any] = {}
         for field, one in given.items():
             if field == "hooks":
@@ -672,7 +674,7 @@ class _HandlerRun(RunsProgram):
         """
         yielded: list[int] = []
         turn: Mapping[str, Any] | None = None
-        for _ in range(MOST_CLOSES):
+        for _ in range(MAX_CLOSE_ATTEMPTS):
             turn = self._closing()
             if turn is None or "asked" not in turn:
                 break
@@ -689,7 +691,7 @@ class _HandlerRun(RunsProgram):
         if session is None or self._is_over or self._is_stopped:
             return None
         # Whoever closes a generator waits for it: a handler that computes for ever is ended.
-        timer = threading.Timer(SECONDS_TO_CLOSE, self._stop)
+        timer = threading.Timer(CLOSE_SECONDS, self._stop)
         timer.daemon = True
         timer.start()
         try:
@@ -747,8 +749,8 @@ class _HandlerRun(RunsProgram):
 
     def _note(self, tell: Callable[[], None]) -> None:
         """Keep something to be said when the turn is over: a run is told of things in its own thread alone."""
-        if len(self._notes) >= MOST_NOTES:
-            msg = f"more than {MOST_NOTES:,} lines are logged between two yields"
+        if len(self._notes) >= MAX_NOTES:
+            msg = f"more than {MAX_NOTES:,} lines are logged between two yields"
             raise ValueError(msg)
         self._notes.append(tell)
 
@@ -850,7 +852,7 @@ class _HandlerRun(RunsProgram):
 
 def _key(text: str) -> Any:
     """Return the key that a ``KeyError`` tells of, which says it as a literal."""
-    if len(text) > LONGEST_KEY:
+    if len(text) > MAX_KEY_CHARS:
         return text
     try:
         return ast.literal_eval(text)
@@ -880,8 +882,8 @@ def _drawn(random: Random, how: Any, args: Any) -> Any:
 
 
 def _few(number: int) -> int:
-    if number > MOST_DRAWN:
-        msg = f"at most {MOST_DRAWN:,} places are drawn at once"
+    if number > MAX_DRAWN_PLACES:
+        msg = f"at most {MAX_DRAWN_PLACES:,} places are drawn at once"
         raise ValueError(msg)
     return number
 

@@ -22,7 +22,7 @@ from attrs import frozen
 
 from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.json import thaw
+from stepengine.data.json import MAX_INT, thaw
 from stepengine.data.tools import ToolSpec
 from stepengine.programs.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.tooling.arguments import without_titles
@@ -32,23 +32,31 @@ __all__ = ("ALIASES", "HEADER", "RESERVED", "Function", "Kind", "Stubs", "stubs_
 
 Kind: TypeAlias = Literal["tool", "agent", "ask", "search", "describe"]
 
-MOST_SHOWN = 30
-"""As many functions are shown with their stubs; of more there is a catalogue."""
-MOST_FOUND = 10
-MOST_NAMES_CHARS = 4_000
-MOST_PARAMETERS = 100
-MOST_TYPES = 300
+MAX_STUBS = 30
+"""More functions are shown as a catalogue: stubs of 30 take about 3,000 tokens, which each step pays for."""
+MAX_FOUND_FUNCTIONS = 10
+"""A model chooses among a screen of lines; a better query finds the others."""
+MAX_NAMES_CHARS = 4_000
+"""About 1,000 tokens, which each step pays for."""
+MAX_PARAMETERS = 100
+"""No signature that a model reads has as many; such a function takes one dict."""
+MAX_TYPES = 300
 """Of one function, counted by annotation; what is beyond is ``Any``."""
-MOST_DEPTH = 8
-MOST_MEMBERS = 12
-"""Of a union."""
+MAX_DEPTH_LEVELS = 8
+"""A deeper type is shown as `Any`: a model does not read it from a stub."""
+MAX_UNION_MEMBERS = 12
+"""Of a union; a longer one is no help to a reader."""
 MOST_LITERALS, LITERAL_CHARS = 40, 100
+"""Values of one type that are written out, and characters of each: a longer list is shown by its type."""
 DEFAULT_CHARS = 80
+"""A default that does not fit on the line of its parameter is shown as `...`."""
 DESCRIPTION_CHARS, PARAMETER_CHARS, DOCSTRING_CHARS = 600, 200, 3_000
-LONGEST_NAME = 64
-QUERY_CHARS = 1_000
+"""A paragraph on the function, a line or two on each parameter, and a page in all: each step pays for the stubs."""
+MAX_NAME_CHARS = 64
+"""OpenAI and Anthropic document 64 characters for the name of a tool."""
+MAX_QUERY_CHARS = 1_000
+"""No useful query is longer; each of its words is looked for in every stub."""
 INDENT = " " * 4
-BIGGEST = 2**63
 
 SHOWN_MODULES = sorted(MODULES.keys() - {"os.path", "posixpath"})
 HELPERS = ("search", "describe", "ask")
@@ -181,20 +189,20 @@ class Stubs:
 
     def search(self, query: str) -> list[str]:
         """Return the functions that fit *query* best, at most ten, as signature and first sentence; what the helper gives."""
-        words = {word.casefold() for word in re.findall(r"\w+", query[:QUERY_CHARS])}
+        words = {word.casefold() for word in re.findall(r"\w+", query[:MAX_QUERY_CHARS])}
         found = []
         for place, name in enumerate(self.functions):
             called, said = name.casefold(), self.summaries[name].casefold()
             score = sum([2 * (word in called) + (word in said) for word in words])
             if score:
                 found.append((-score, place, name))
-        return [self._line(name) for _, _, name in sorted(found)[:MOST_FOUND]]
+        return [self._line(name) for _, _, name in sorted(found)[:MAX_FOUND_FUNCTIONS]]
 
     def describe(self, name: str) -> str:
         """Return the stub of one function; for an unknown name, the names that come close. What the helper gives."""
         if name in self.declarations:
             return self.declarations[name]
-        near = find_nearest(name[:LONGEST_NAME], self.functions, n=3)
+        near = find_nearest(name[:MAX_NAME_CHARS], self.functions, n=3)
         return f"There is no function of this name{'; there is ' + _join_names(near) if near else ''}."
 
     def _line(self, name: str) -> str:
@@ -235,7 +243,7 @@ def stubs_of(
     """
     sources = [_of_tool(tool, outputs.get(tool.name)) for tool in tools]
     sources += [_of_agent(agent) for agent in agents]
-    is_many = len(sources) + ask > MOST_SHOWN
+    is_many = len(sources) + ask > MAX_STUBS
     helpers = [*([ASK] if ask else []), *([SEARCH, DESCRIBE] if is_many else [])]
     names = _names(sources)
     taken = {*RESERVED, *names}
@@ -258,9 +266,9 @@ def stubs_of(
 
 
 def _shortened(names: str) -> str:
-    if len(names) <= MOST_NAMES_CHARS:
+    if len(names) <= MAX_NAMES_CHARS:
         return names
-    return f"{names[:MOST_NAMES_CHARS].rpartition(', ')[0]}, and others."
+    return f"{names[:MAX_NAMES_CHARS].rpartition(', ')[0]}, and others."
 
 
 def _of_tool(tool: ToolSpec, output: Any) -> _StubSource:
@@ -312,7 +320,7 @@ def _names(sources: Sequence[_StubSource]) -> list[str]:
 
 
 def _identifier(raw: str) -> str:
-    name = re.sub(r"[^A-Za-z0-9_]", "_", raw[:LONGEST_NAME])
+    name = re.sub(r"[^A-Za-z0-9_]", "_", raw[:MAX_NAME_CHARS])
     # A name with a leading underscore does not get out of the stubs, where the checker imports them with a star.
     if not name or name[0] == "_" or name[0].isdigit() or name.startswith(OURS):
         name = f"tool_{name}"
@@ -332,7 +340,7 @@ def _is_parameter(name: object) -> bool:
         and name.isidentifier()
         and not keyword.iskeyword(name)
         and name != "__debug__"
-        and len(name) <= LONGEST_NAME
+        and len(name) <= MAX_NAME_CHARS
         and unicodedata.normalize("NFKC", name) == name
     )
 
@@ -382,8 +390,8 @@ class _Making:
 
     def __init__(self, source: _StubSource, name: str, taken: set[str], *, is_typed: bool) -> None:
         self.source, self.name, self.taken = source, name, taken
-        self.types = _Types(source.schema, taken, MOST_TYPES if is_typed else 0)
-        self.output = _Types(source.output, taken, MOST_TYPES if is_typed else 0)
+        self.types = _Types(source.schema, taken, MAX_TYPES if is_typed else 0)
+        self.output = _Types(source.output, taken, MAX_TYPES if is_typed else 0)
 
     @property
     def classes(self) -> list[ast.stmt]:
@@ -447,7 +455,7 @@ def _parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
         return None
     required = _names_in(schema.get("required"))
     members = {**properties, **{name: {} for name in required if name not in properties}}
-    if len(members) > MOST_PARAMETERS or not all(_is_parameter(name) for name in members):
+    if len(members) > MAX_PARAMETERS or not all(_is_parameter(name) for name in members):
         return None
     found = [_Parameter(name, member, name in required) for name, member in members.items()]
     return sorted(found, key=lambda parameter: not parameter.is_required)
@@ -489,7 +497,7 @@ class _Types:
     def annotation(self, schema: Any, hint: str, depth: int = 0) -> ast.expr:
         """Return *schema* as an annotation; a class that it needs is called as *hint* says."""
         self._left -= 1
-        if self._left < 0 or depth > MOST_DEPTH:
+        if self._left < 0 or depth > MAX_DEPTH_LEVELS:
             return _name(ANY)
         schema = self.resolved(schema)
         forms = _forms(schema)
@@ -503,7 +511,7 @@ class _Types:
 
     def resolved(self, schema: Any) -> Mapping[str, Any]:
         """Return what *schema* refers to; what cannot be found, and what is not an object, says nothing."""
-        for _ in range(MOST_DEPTH):
+        for _ in range(MAX_DEPTH_LEVELS):
             if not isinstance(schema, Mapping):
                 return {}
             if not isinstance(schema.get("$ref"), str):
@@ -532,7 +540,7 @@ class _Types:
             others = self.annotation(schema.get("additionalProperties"), f"{hint}Value", depth + 1)
             return _of("dict", _name("str"), others)
         names = list(properties)
-        if len(names) > MOST_PARAMETERS or not all(_is_literal(name) for name in names):
+        if len(names) > MAX_PARAMETERS or not all(_is_literal(name) for name in names):
             return _of("dict", _name("str"), _name(ANY))
         required = set(_names_in(schema.get("required")))
         fields: dict[str, ast.expr] = {}
@@ -542,7 +550,7 @@ class _Types:
         return self._class(hint, fields)
 
     def _class(self, hint: str, fields: Mapping[str, ast.expr]) -> ast.expr:
-        called = _free(hint[:LONGEST_NAME], self._taken)
+        called = _free(hint[:MAX_NAME_CHARS], self._taken)
         self._taken.add(called)
         base = _name("TypedDict")
         # Names that begin with two underscores would get the class's name before them.
@@ -576,10 +584,10 @@ def _forms(schema: Mapping[str, Any]) -> list[Any] | None:
     for word in ("anyOf", "oneOf"):
         forms = schema.get(word)
         if isinstance(forms, list | tuple) and "properties" not in schema:
-            return list(forms) if len(forms) <= MOST_MEMBERS else [{}]
+            return list(forms) if len(forms) <= MAX_UNION_MEMBERS else [{}]
     kinds = schema.get("type")
     if isinstance(kinds, list | tuple):
-        if len(kinds) > MOST_MEMBERS or not ("enum" not in schema and "const" not in schema):
+        if len(kinds) > MAX_UNION_MEMBERS or not ("enum" not in schema and "const" not in schema):
             return [{k: v for k, v in schema.items() if k != "type"}]
         return [{**schema, "type": kind} for kind in kinds]
     return None
@@ -599,7 +607,7 @@ def _literal(values: Sequence[Any]) -> ast.expr:
 def _is_literal(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= LITERAL_CHARS and _clean(value) == value
-    return value is None or isinstance(value, bool) or (type(value) is int and abs(value) < BIGGEST)
+    return value is None or isinstance(value, bool) or (type(value) is int and abs(value) <= MAX_INT)
 
 
 def _constant(value: Any) -> ast.expr:
@@ -663,7 +671,7 @@ def _docstring(source: _StubSource) -> str:
     for name, member in properties.items() if isinstance(properties, Mapping) else ():
         said = _line(member.get("description"), PARAMETER_CHARS) if isinstance(member, Mapping) else ""
         if said:
-            lines.append(f"{_line(name, LONGEST_NAME)}: {said}")
+            lines.append(f"{_line(name, MAX_NAME_CHARS)}: {said}")
     return _cut([line for line in lines if line])
 
 

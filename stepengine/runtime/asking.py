@@ -40,14 +40,14 @@ from stepengine.tooling.definition import ToolPreview
 __all__ = ("OpenQuestions", "Remembered", "shown_questions")
 
 # An interactor may be a person who mistyped, or a program that will never do better.
-ASKED_AGAIN = 3
+MAX_REPEATED_QUESTIONS = 3
 """How often an interactor that gives no valid answer is asked the same question again."""
 
 
 IN_PROGRAM = "in the program"
 """Under which name the details of a preview show the program that makes a call; no parameter of a tool is called so."""
-LINES_AROUND = 20
-"""How many lines of a program are shown before and after the one at which it waits."""
+SHOWN_LINES_AROUND = 20
+"""Lines of a program that are shown before and after the one at which it waits: together about one screen."""
 OF_INPUT = {"input", "prefix", "paths", "hosts", "origins"}
 """Members of a rule about calls that say something of one input."""
 
@@ -431,7 +431,7 @@ class OpenQuestions:
 
     async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
         """Return what an interactor answers; one that gives something else is asked again, and in the end counts as having given no answer."""
-        for _ in range(1 + ASKED_AGAIN):
+        for _ in range(1 + MAX_REPEATED_QUESTIONS):
             try:
                 value = await self._ask_interactor(interactor, question)
                 problem = None if value is None else answer_problem(value, question)
@@ -509,7 +509,7 @@ def _with_preview(item: Item, question: Question, place: tuple[str, int] | None)
 def _mark_line(text: str, line: int) -> str:
     """Return the lines of a program around the one at which it waits, that one marked, all with their numbers."""
     lines = lines_of(text)
-    first, last = max(0, line - 1 - LINES_AROUND), min(len(lines), line + LINES_AROUND)
+    first, last = max(0, line - 1 - SHOWN_LINES_AROUND), min(len(lines), line + SHOWN_LINES_AROUND)
     width = len(str(last))
     shown = [f"{'>' if n == line else ' '} {n:>{width}} | {lines[n - 1]}".rstrip() for n in range(first + 1, last + 1)]
     before = [f"  ... {first} lines"] if first else []

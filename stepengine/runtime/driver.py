@@ -67,10 +67,13 @@ BARE = (CallModel, CallTool, CallFunction)
 CALLS = (CallTool, CallBody)
 ROOM_OF: Mapping[type[Any], type[Any]] = {CallBody: CallTool}
 """The kind whose room an effect takes, where that is not its own."""
-BREATH = 64
+EFFECTS_PER_TURN = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
-LAST_TURN = 1.0
-"""Seconds for the turn of a handler in a sandbox that is under way when its run is stopped."""
+LAST_TURN_SECONDS = 1.0
+"""
+How long a stopped run waits for the current turn of a handler in a sandbox: long for a computation, short for a person
+who pressed Ctrl-C.
+"""
 
 
 class DrivenTree(TreeWithBackground, Protocol):
@@ -346,7 +349,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             count += 1
             # By the number of effects and not by the clock: a count needs no call, and an effect that really waits
             # gives the others their turn anyway.
-            if count % BREATH == 0:
+            if count % EFFECTS_PER_TURN == 0:
                 await _breathe(run)
     # A generator's return value arrives so. One `except` around the loop serves: nothing else in it can raise
     # `StopIteration`, since out of a coroutine that comes as a `RuntimeError`.
@@ -411,7 +414,7 @@ async def _turn(run: RunTask, effect: Compute) -> Single:
         # that works on, but one that is told to end in the middle of a turn leaves nothing that a replay could stop at.
         while not work.done():
             try:
-                done, _ = await asyncio.wait((work,), timeout=None if run.stopping is None else LAST_TURN)
+                done, _ = await asyncio.wait((work,), timeout=None if run.stopping is None else LAST_TURN_SECONDS)
                 if not done:
                     is_ended = True
                     effect.stop()

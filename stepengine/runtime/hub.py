@@ -52,17 +52,19 @@ from stepengine.runtime.logs import LOGGER, write
 
 __all__ = ("WATCHED", "Hub", "Observer", "ObserverLike", "Subscription", "Watcher", "place_of")
 
-MAX_QUEUE = 10_000
+MAX_QUEUED_EVENTS = 10_000
+"""Some minutes of a fast reply, at about a kilobyte for each event: 10 MB for a reader that never reads."""
 MAX_KEPT_CHARS = 1_048_576
 """How much text the events hold at most that are kept for late subscribers; the newest event stays whatever its size."""
 # Each of them costs a queue and a turn of the loop at each event; who has more readers fans one of them out.
 MAX_SUBSCRIBERS = 100
 MAX_OBSERVER_ERRORS = 10
-MAX_JOINED = 4_096
+"""An observer may fail at events that it does not know. One that fails at each event would log a traceback for each delta."""
+MAX_JOINED_CHARS = 4_096
 """Characters that deltas are joined to at most, so that joining many stays cheap."""
-BATCH = 100
-"""How many events a reader takes at once, at most."""
-NEAR = MAX_QUEUE // 100
+BATCH_EVENTS = 100
+"""Events that a reader receives at once: enough to catch up fast, and few enough that it does not block the loop."""
+LAG_EVENTS = MAX_QUEUED_EVENTS // 100
 """A reader has fallen behind when more than a hundredth of what may wait does: a stuck one costs kilobytes, and loses no text."""
 # Enough to tell the few processes apart that ever drive one run. It stands in the id of each event that goes over the
 # wire, so it is no longer than that.
@@ -340,7 +342,7 @@ class Ring:
             self._add(event.index, event, _chars(event))
         # By number and by text, since one tool result may be as long as all other events. The newest stays whatever its
         # size: without it a reader that comes back could not be told what happened last.
-        while len(self._entries) > MAX_QUEUE or (self._chars > MAX_KEPT_CHARS and len(self._entries) > 1):
+        while len(self._entries) > MAX_QUEUED_EVENTS or (self._chars > MAX_KEPT_CHARS and len(self._entries) > 1):
             oldest = next(iter(self._entries.values()))[0]
             self.start = (oldest.last if isinstance(oldest, _Flow) else oldest).index + 1
             self._remove(next(iter(self._entries)))
@@ -358,7 +360,7 @@ class Ring:
         # By call, since the deltas of one call are forgotten together, when the event comes that holds them whole.
         keys = self._flows.setdefault((delta.path, delta.seq), [])
         flow = self._entries[keys[-1]][0] if keys and keys[-1] in self._entries else None
-        if not isinstance(flow, _Flow) or flow.chars > MAX_JOINED or not _goes_on(flow.last, delta):
+        if not isinstance(flow, _Flow) or flow.chars > MAX_JOINED_CHARS or not _goes_on(flow.last, delta):
             flow = _Flow(delta)
             keys.append(flow.key)
             self._add(flow.key, flow, flow.chars)
@@ -610,11 +612,11 @@ class Hub:
         # secrets, when that reader takes it: nobody sees it before.
         line = self.line
         if line is not None and not is_clean:
-            if len(line) < MAX_QUEUE:
+            if len(line) < MAX_QUEUED_EVENTS:
                 if type(event) in LOOKED_AT:
                     if type(event) not in DELTAS:
                         self._note(event)
-                    elif len(line) > NEAR and type(line[-1]) in JOINED_TO:
+                    elif len(line) > LAG_EVENTS and type(line[-1]) in JOINED_TO:
                         self._note_behind(line)
                 line.append(event)
                 return
@@ -655,7 +657,7 @@ class Hub:
     def _note_behind(self, line: list[Event | _Joined]) -> None:
         """Take note that a delta is about to wait for the only reader, who has fallen behind, which may belong to what waits last."""
         # Joined by the hundred, at half of what it takes one by one.
-        if len(line) - self.placed > NEAR:
+        if len(line) - self.placed > LAG_EVENTS:
             self.give_places()
         self._joins = True
 
@@ -833,7 +835,7 @@ class _Joined:
             return False
         delta: Delta = event
         text = delta.text
-        if last.path != delta.path or self.chars + len(text) > MAX_JOINED or not _goes_on(last, delta):
+        if last.path != delta.path or self.chars + len(text) > MAX_JOINED_CHARS or not _goes_on(last, delta):
             return False
         self.last = delta
         self._texts.append(text)
@@ -860,10 +862,10 @@ class Subscription:
         queue: What waits.
     """
 
-    def __init__(self, hub: Hub, limit: int = MAX_QUEUE) -> None:
+    def __init__(self, hub: Hub, limit: int = MAX_QUEUED_EVENTS) -> None:
         self._hub = hub
         self._limit = limit
-        self._behind = limit * NEAR // MAX_QUEUE
+        self._behind = limit * LAG_EVENTS // MAX_QUEUED_EVENTS
         # A list and a future of our own in place of `asyncio.Queue`: what waits is changed from both ends (deltas are
         # joined to the last one, or thrown out from the middle), and whoever puts something must neither wait nor fail.
         self.queue: list[Event | _Joined] = []
@@ -949,13 +951,13 @@ class Subscription:
         if hub.only is self:
             if hub.placed != len(queue):
                 hub.give_places()
-            hub.placed = max(0, len(queue) - BATCH)
-        if len(queue) <= BATCH:
+            hub.placed = max(0, len(queue) - BATCH_EVENTS)
+        if len(queue) <= BATCH_EVENTS:
             taken = queue.copy()
             queue.clear()
         else:
-            taken = queue[:BATCH]
-            del queue[:BATCH]
+            taken = queue[:BATCH_EVENTS]
+            del queue[:BATCH_EVENTS]
         if self._has_joined:
             taken = [event if not isinstance(event, _Joined) else event.whole() for event in taken]
             self._has_joined = bool(queue)

@@ -33,8 +33,8 @@ from stepengine.runtime.sizes import estimated_tokens
 
 __all__ = ("Ledgers", "LimitGate", "Refusals", "Repeats", "SpendingLedger", "UsageMeter")
 
-TOLD_AT = 3
-"""Observers are told of so many equal calls in a row."""
+NOTICE_AFTER_CALLS = 3
+"""Two equal calls in a row are common, such as a retry; the third is worth a notice to observers."""
 
 FREE = Decimal(0)
 ROUNDED_UP = Context(prec=12, rounding=ROUND_CEILING)
@@ -562,6 +562,6 @@ class Repeats:
             if was_given == given and was.status == result.status and was.content == result.content:
                 count = times + 1
         calls[name] = given, result, count
-        if count == TOLD_AT and io.watched:
+        if count == NOTICE_AFTER_CALLS and io.watched:
             call_id = effect.tool_call_id
             io.emit(Repeat(path=path, seq=effect.seq, tool_name=name, tool_call_id=call_id, count=count))

@@ -20,10 +20,10 @@ import attrs
 from stepengine.data.events import Event, ModelStarted, RunFinished, StepStarted, ToolFinished, ToolStarted
 from stepengine.data.state import AgentState, RunResult
 from stepengine.redaction import KNOWN
+from stepengine.system.calls import OWNER_FILE_MODE
 
 __all__ = ("LOGGER", "EventFile", "LineLogger", "LogObserver", "log_once", "write")
 
-OWNER_ONLY = 0o600
 LOGGER = logging.getLogger("stepengine")
 LOGGER.addHandler(logging.NullHandler())
 
@@ -212,7 +212,7 @@ class EventFile:
     def on_event(self, event: Event) -> None:
         """Append *event*."""
         line = json.dumps(self._of(event), ensure_ascii=True, separators=(",", ":")) + "\n"
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, OWNER_FILE_MODE)
         try:
             left = memoryview(line.encode("ascii"))
             while left:

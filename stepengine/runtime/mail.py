@@ -27,10 +27,12 @@ MessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result
 
 # Other processes post to a folder or a database, neither of which tells anybody. So it is looked into, only while a run
 # waits, and less and less often.
-POLL = 0.25
+FIRST_POLL_SECONDS = 0.25
 """Seconds until the first look into a post box while a run waits for what somebody else's process may send."""
-MAX_POLL = 2.0
-SLOWER = 1.25
+MAX_POLL_SECONDS = 2.0
+"""A person who posts a message waits this long for its effect, and a thousand waiting runs look 500 times in a second."""
+POLL_FACTOR = 1.25
+"""From the first pause to the longest one in ten looks, within ten seconds: replies come soon or much later."""
 
 
 @frozen
@@ -256,11 +258,11 @@ class Mail:
 
     async def _poll(self) -> None:
         """Look less often while nothing comes: a thousand waiting runs must not keep a process busy."""
-        pause = POLL
+        pause = FIRST_POLL_SECONDS
         while True:
             await asyncio.sleep(pause)
             await self.fetch()
-            pause = min(MAX_POLL, pause * SLOWER)
+            pause = min(MAX_POLL_SECONDS, pause * POLL_FACTOR)
 
     def close(self) -> None:
         """Forget the tree, which has ended."""

@@ -32,6 +32,7 @@ from stepengine.data.effects import (
     SendToRun,
     Spawn,
 )
+from stepengine.data.estimate import CHARS_PER_TOKEN
 from stepengine.data.events import (
     Event,
     ModelRetry,
@@ -737,13 +738,10 @@ class _StreamedChars:
         if told is None and not self.said and not self.thought:
             return
         told = told or Usage()
-        missing = max(0, (self.said + self.thought) // CHARS_OF_TOKEN - told.completion_tokens)
-        thought = min(missing, self.thought // CHARS_OF_TOKEN)
+        missing = max(0, (self.said + self.thought) // CHARS_PER_TOKEN - told.completion_tokens)
+        thought = min(missing, self.thought // CHARS_PER_TOKEN)
         more = Usage(output_tokens=missing - thought, reasoning_tokens=thought, at_least=True)
         note_usage(stopped, told + more)
-
-
-CHARS_OF_TOKEN = 4
 
 
 def _shown_whole(reply: ModelReply, item: Item, io: IO) -> ModelReply:

@@ -44,6 +44,7 @@ __all__ = (
 )
 
 WINDOW_MS = 60_000
+"""Providers state their limits for requests and tokens per minute."""
 
 
 @frozen(kw_only=True)

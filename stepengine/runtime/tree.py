@@ -47,8 +47,11 @@ __all__ = ("RunTree",)
 
 # A letter comes from somebody who does not hold the run and cannot press again, so what is under way gets a chance to
 # be no doubt later. Whoever holds the run says how long.
-GRACE = 5.0
-"""Seconds that effects which cannot simply happen again have to come to their end when a letter cancels their run."""
+GRACE_SECONDS = 5.0
+"""
+How long effects that cannot be repeated may take to end when a mailbox message cancels their run: a usual HTTP request
+ends in time.
+"""
 
 
 class _Wrapping(NamedTuple):
@@ -388,7 +391,7 @@ class RunTree:
                 self.background.end((message.path,), said) if known else self.end_run(message.path, said)
             case "cancel":
                 self.hub.warnings.append(f"the run was cancelled by a letter{f': {said}' if said else ''}")
-                self.interrupt(GRACE)
+                self.interrupt(GRACE_SECONDS)
             case "answer":
                 self._answer(message)
             case "result":

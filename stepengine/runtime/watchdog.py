@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 __all__ = ("Watchdog",)
 
 TICK_SECONDS = 0.25
-TOOL_SECONDS = 1.0
-OTHER_SECONDS = 5.0
+"""A fraction of the shortest delay that is reported; four wake-ups in a second do not show in the CPU time."""
+BLOCKING_TOOL_SECONDS = 1.0
+"""Text streams stop visibly after a second. A tool that blocks as long should be a plain function, which runs in a thread."""
+BLOCKING_SECONDS = 5.0
+"""Handlers and hooks may compute for a while, and a busy machine delays a loop for seconds; more is a blocking call."""
 RUNS_A_LOOP = frozenset(
     fn.__code__
     for fn in (asyncio.Runner.run, asyncio.BaseEventLoop.run_forever, asyncio.BaseEventLoop.run_until_complete)
@@ -102,7 +105,7 @@ class Watchdog:
     def _look(self, frame: FrameType | None) -> None:
         blocked = time.monotonic() - self._asked
         culprit = _culprit(frame)
-        if culprit == NOBODY or blocked < (TOOL_SECONDS if culprit.tool else OTHER_SECONDS):
+        if culprit == NOBODY or blocked < (BLOCKING_TOOL_SECONDS if culprit.tool else BLOCKING_SECONDS):
             return
         who = f"the tool {culprit.tool!r}" if culprit.tool else "code of a handler, hook or observer"
         message = f"the event loop has not moved for {blocked:.1f} s: {who} blocks it at {culprit.place or 'an unknown place'}"

@@ -38,6 +38,7 @@ from stepengine.serving.extra import check_extra
 from stepengine.serving.problems import Problem, problem_of
 from stepengine.system.after_fork import Lock
 from stepengine.system.atomic import replace_path
+from stepengine.system.calls import OTHERS_BITS, OTHERS_WRITE_BITS, OWNER_FILE_MODE
 from stepengine.system.http_connections import note_verified
 
 if TYPE_CHECKING:
@@ -129,9 +130,6 @@ PREFIX = "sk-stepengine-"
 TOKEN_BYTES = 32
 MAX_TOKEN = 1_024
 """Characters of what is looked up at all."""
-OWNER_ONLY = 0o600
-OTHERS = 0o077
-OTHERS_WRITE = 0o022
 MAX_FILE = 4 * 1024 * 1024
 MAX_TOKENS = 10_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
@@ -263,7 +261,7 @@ class Tokens:
         try:
             # A file of its own beside: the tokens are replaced as a whole file, and a lock on the old one would hold
             # nobody who opens the new one.
-            fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNER_ONLY)
+            fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNER_FILE_MODE)
         except OSError as error:
             msg = f"tokens cannot be kept in {str(self.path)!r}: {error.strerror or type(error).__name__}"
             raise DefinitionError(msg) from None
@@ -274,7 +272,7 @@ class Tokens:
             yield entries
             if tuple(entries) != before:
                 data = json.dumps({"format": FORMAT, "tokens": [_entry_as_json(entry) for entry in entries]}, indent=1)
-                replace_path(self.path, f"{data}\n".encode(), mode=OWNER_ONLY)
+                replace_path(self.path, f"{data}\n".encode(), mode=OWNER_FILE_MODE)
         finally:
             # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
             fcntl.flock(fd, fcntl.LOCK_UN)
@@ -333,13 +331,13 @@ def _check_secret(status: os.stat_result, path: Path, what: str) -> None:
     if status.st_uid != os.geteuid():
         msg = f"{str(path)!r} belongs to another user, who could let anybody in; a file of your own would be fine"
         raise DefinitionError(msg)
-    if status.st_mode & OTHERS:
+    if status.st_mode & OTHERS_BITS:
         msg = (
             f"{str(path)!r} may be read or written by others (mode {stat.S_IMODE(status.st_mode):04o}); `chmod 600` it"
         )
         raise DefinitionError(msg)
     folder = path.parent.stat()
-    if folder.st_mode & OTHERS_WRITE and not folder.st_mode & stat.S_ISVTX:
+    if folder.st_mode & OTHERS_WRITE_BITS and not folder.st_mode & stat.S_ISVTX:
         msg = f"others may write to the folder {str(path.parent)!r}, and so replace the {what} in it; `chmod go-w` it"
         raise DefinitionError(msg)
 
@@ -1033,7 +1031,7 @@ def _first_link(place: Path) -> Path | None:
             raise JournalError(msg)
         if stat.S_ISLNK(status.st_mode):
             return one
-        if one != place and status.st_mode & OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+        if one != place and status.st_mode & OTHERS_WRITE_BITS and not status.st_mode & stat.S_ISVTX:
             msg = f"others may write to {str(one)!r}, and so put something else in the place of {str(place)!r}; `chmod go-w` it"
             raise JournalError(msg)
     return None
@@ -1049,6 +1047,6 @@ def _check_own(place: Path) -> None:
             f"{str(place)!r} belongs to another user, who decides what its runs do next; one of your own would be fine"
         )
         raise JournalError(msg)
-    if status.st_mode & OTHERS_WRITE:
+    if status.st_mode & OTHERS_WRITE_BITS:
         msg = f"others may write to {str(place)!r}, and so decide what its runs do next; `chmod go-w` it"
         raise JournalError(msg)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import frozen
 
 from stepengine.data.codec import bare, restored
+from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
 from stepengine.errors import InputError, JournalError
 from stepengine.journal.finding import database_of
 from stepengine.journal.mailbox import mailbox_of
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ("OPEN", "Ledger", "RunRow", "SessionRow")
 
 FILE = ".serving.db"
-DAY = 24 * 60 * 60
 OPEN = ("started", "running", "suspended")
 """The states of a run that has not ended; one that is ``started`` may have no journal yet."""
 SCHEMA = """
@@ -192,7 +192,7 @@ class Ledger:
     def has_key(self, owner: str, key: str, now: float) -> bool:
         """Return whether *owner* started a run under an idempotency key within the day before *now*."""
         known = self._find_row("SELECT created FROM served WHERE owner = ? AND key = ?", (owner, key))
-        return known is not None and now - known[0] < DAY
+        return known is not None and now - known[0] < IDEMPOTENCY_KEY_SECONDS
 
     def usage(self, owner: str) -> Usage:
         """Return what the runs of *owner* use: their requests, journals and mailboxes."""
@@ -344,7 +344,7 @@ def registering(row: RunRow, key: str | None) -> Act:
             found = database.execute(old, (row.owner, key)).fetchone()
             if found is not None:
                 known = _row(found)
-                if row.created - known.created < DAY:
+                if row.created - known.created < IDEMPOTENCY_KEY_SECONDS:
                     if (known.agent, known.session, known.request) != (row.agent, row.session, row.request):
                         msg = (
                             f"the idempotency key was used for another request, whose run is {known.run}; a key stands "

@@ -20,7 +20,7 @@ from attrs import frozen
 from stepengine.data.events import RunFinished
 from stepengine.data.waiting import waits_in_words
 from stepengine.errors import AnswerRejected, InputError
-from stepengine.journal.watching import FIRST_PAUSE, LAST_PAUSE, Watch
+from stepengine.journal.watching import FIRST_PAUSE_SECONDS, Watch, next_pause
 from stepengine.serving.access import caller_of
 from stepengine.serving.ledger import OPEN
 from stepengine.serving.problems import Problem
@@ -43,7 +43,6 @@ UNDER_WAY = ("started", "running")
 MAX_NAME = 200
 """Characters of the name of a conversation, as of a session's."""
 PING = ": ping\n\n"
-SLOWER = 1.5
 
 
 def runs_of(known: AnyRuns) -> Runs:
@@ -216,7 +215,7 @@ class Conversation:
 
 async def followed(runs: Runs, caller: Caller, run: str, after: str | None) -> AsyncGenerator[Event, None]:
     """Give the events of a run by its journal, until it rests, and then how it does."""
-    watch, pause = Watch(runs.journal(run), after), FIRST_PAUSE
+    watch, pause = Watch(runs.journal(run), after), FIRST_PAUSE_SECONDS
     while True:
         rests = await runs.rests(run)  # first: what was written before that is read by now
         events = await asyncio.to_thread(watch.look)
@@ -226,7 +225,7 @@ async def followed(runs: Runs, caller: Caller, run: str, after: str | None) -> A
                 yield event
         if rests and not watch.is_behind:
             break
-        pause = FIRST_PAUSE if events else min(LAST_PAUSE, pause * SLOWER)
+        pause = next_pause(pause, has_news=bool(events))
         await asyncio.sleep(0 if watch.is_behind else pause)
     row = await runs.find(caller, run)
     yield RunFinished(result=await runs.result(row), run_id=run)

@@ -27,7 +27,7 @@ from stepengine.data.events import (
 )
 from stepengine.data.state import RunStatus
 from stepengine.errors import StepEngineError
-from stepengine.journal.watching import FIRST_PAUSE, Watch, next_pause
+from stepengine.journal.watching import FIRST_PAUSE_SECONDS, Watch, next_pause
 from stepengine.runtime.effect_events import STOPPED
 from stepengine.runtime.hub import StreamPlace, place_of
 from stepengine.runtime.performer import child_path
@@ -360,7 +360,7 @@ class Following:
     # --- looking ------------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        pause = FIRST_PAUSE
+        pause = FIRST_PAUSE_SECONDS
         try:
             while True:
                 async with self._looking:

@@ -40,7 +40,8 @@ __all__ = (
 
 T = TypeVar("T")
 Now: TypeAlias = T | Awaitable[T]
-ID_CHARS = 1_000
+MAX_ID_CHARS = 1_000
+"""Room for the ids of a user and a conversation; it is a key in databases, whose indexes allow some thousand bytes."""
 LOST = "The result of this call is unavailable: it was not stored with the conversation."
 
 
@@ -197,10 +198,8 @@ def check_id(session_id: str) -> str:
         SessionError: when it is empty, longer than 1,000 characters, or no text.
     """
     given: object = session_id
-    if not isinstance(given, str) or not 0 < len(given) <= ID_CHARS:
-        msg = (
-            f"a session id has 1 to {ID_CHARS:,} characters, such as 'user:chat'; this one is {str(session_id)[:80]!r}"
-        )
+    if not isinstance(given, str) or not 0 < len(given) <= MAX_ID_CHARS:
+        msg = f"a session id has 1 to {MAX_ID_CHARS:,} characters, such as 'user:chat'; this one is {str(session_id)[:80]!r}"
         raise SessionError(msg)
     try:
         session_id.encode()

@@ -33,6 +33,7 @@ from stepengine.errors import DataError, SessionConflict, SessionError, StepEngi
 from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
 from stepengine.system.after_fork import Lock
 from stepengine.system.atomic import make_folder, replace_path
+from stepengine.system.calls import OWNER_FILE_MODE, OWNER_FOLDER_MODE
 from stepengine.system.open_files import said
 from stepengine.system.write_ahead import Database, reason
 
@@ -42,13 +43,15 @@ if TYPE_CHECKING:
 __all__ = ("FileSessions", "MemorySessions", "SqliteSessions")
 
 Clock = Callable[[], datetime]
-FOLDER = 0o700
-FILE = 0o600
 MAX_FILE_BYTES = 1024 * 1024 * 1024
-NAME_BYTES = 100
+"""A session with pictures may have hundreds of megabytes; a larger file would not fit in memory as text and as values."""
+MAX_NAME_BYTES = 100
+"""File systems allow 255 bytes; what is added to the name and shown in lists should fit as well."""
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 BUSY_SECONDS = 10.0
-TRIES = 100
+"""Saving a long session may take a second on a slow disk, and several turns may save at once."""
+MAX_ATTEMPTS = 100
+"""Each failed attempt means that another save succeeded in between; a hundred in a row are a loop somewhere."""
 
 
 def _utc() -> datetime:
@@ -164,12 +167,12 @@ class Store(ABC):
 
     def _change(self, session_id: str, change: Callable[[Session], Session]) -> Session:
         """Change what is stored, again on top of what somebody else saved meanwhile."""
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 return self.save(change(self.load(session_id)))
             except SessionConflict:
                 time.sleep(0.001)
-        msg = f"the session {session_id!r} is saved by others all the time; it could not be changed in {TRIES} tries"
+        msg = f"the session {session_id!r} is saved by others all the time; it could not be changed in {MAX_ATTEMPTS} tries"
         raise SessionConflict(msg)
 
     def _next(self, session: Session, version: int) -> Session:
@@ -397,9 +400,9 @@ def folder_name(session_id: str) -> str:
     Everything but ``a-z``, ``0-9``, ``_`` and ``-`` is percent-encoded; past 100 bytes a digest stands for the rest.
     """
     encoded = "".join(chr(b) if b in PLAIN else f"%{b:02x}" for b in check_id(session_id).encode())
-    if len(encoded) <= NAME_BYTES:
+    if len(encoded) <= MAX_NAME_BYTES:
         return encoded
-    return f"{encoded[: NAME_BYTES - 66]}.{hashlib.sha256(session_id.encode()).hexdigest()}"
+    return f"{encoded[: MAX_NAME_BYTES - 66]}.{hashlib.sha256(session_id.encode()).hexdigest()}"
 
 
 class FileSessions(Store):
@@ -422,7 +425,7 @@ class FileSessions(Store):
         super().__init__(clock=clock)
         self.root = Path(root)
         try:
-            make_folder(self.root, FOLDER)
+            make_folder(self.root, OWNER_FOLDER_MODE)
         except OSError as error:
             msg = f"the folder {str(self.root)!r} for sessions cannot be made: {error.strerror}"
             raise SessionError(msg) from None
@@ -457,7 +460,7 @@ class FileSessions(Store):
     def save(self, session: Session) -> Session:
         folder = self.folder(session.session_id)
         try:
-            make_folder(folder, FOLDER)
+            make_folder(folder, OWNER_FOLDER_MODE)
             with self._lock(folder):
                 described = _read_json(folder / "metadata.json")
                 stored = 0 if described is None else _read_metadata(described, session.session_id, str(folder)).version
@@ -465,7 +468,7 @@ class FileSessions(Store):
                 self._write_history(folder / "history.jsonl", _lines(made.messages))
                 self._write_state(folder / "state.json", made)
                 described = json.dumps(_metadata(made), indent=2, ensure_ascii=False).encode()
-                replace_path(folder / "metadata.json", described, mode=FILE)
+                replace_path(folder / "metadata.json", described, mode=OWNER_FILE_MODE)
                 return made
         except OSError as error:
             msg = f"the session {session.session_id!r} cannot be saved in {str(folder)!r}: {error.strerror}"
@@ -487,14 +490,14 @@ class FileSessions(Store):
                 file.flush()
                 os.fsync(file.fileno())
         else:
-            replace_path(path, whole, mode=FILE)
+            replace_path(path, whole, mode=OWNER_FILE_MODE)
 
     def _write_state(self, path: Path, session: Session) -> None:
         stored = _stored_state(session)
         if stored is None:
             path.unlink(missing_ok=True)
         else:
-            replace_path(path, canonical(stored).encode(), mode=FILE)
+            replace_path(path, canonical(stored).encode(), mode=OWNER_FILE_MODE)
 
     @override
     def list(self) -> list[SessionInfo]:
@@ -527,9 +530,9 @@ class FileSessions(Store):
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         path = self._cache_file(key)
-        path.parent.mkdir(mode=FOLDER, exist_ok=True)
+        path.parent.mkdir(mode=OWNER_FOLDER_MODE, exist_ok=True)
         kept = canonical({"key": key, "until": _until(ttl, self._clock()), "value": freeze(value)})
-        replace_path(path, kept.encode(), mode=FILE)
+        replace_path(path, kept.encode(), mode=OWNER_FILE_MODE)
 
     def _cache_file(self, key: str) -> Path:
         return self.root / ".cache" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
@@ -537,7 +540,7 @@ class FileSessions(Store):
     @contextmanager
     def _lock(self, folder: Path) -> Iterator[None]:
         """Hold the session; whoever comes second waits, threads of one process too."""
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -739,7 +742,7 @@ def _made_private(path: Path) -> None:
     One that is there is not opened: closing that descriptor would give up the locks that SQLite holds for other threads.
     """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_FILE_MODE))
     except FileExistsError:
         if not stat.S_ISREG(path.lstat().st_mode):
             msg = f"{str(path)!r} is not a regular file"

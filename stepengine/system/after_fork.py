@@ -15,12 +15,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-__all__ = ("PATIENCE", "Lock", "Renewable", "leave", "renewed", "renews", "rests")
+__all__ = ("PATIENCE_SECONDS", "Lock", "Renewable", "leave", "renewed", "renews", "rests")
 
 Function = TypeVar("Function", bound=Callable[[], None])
 
-PATIENCE = 10.0
-"""Seconds for which a fork waits for each thing that is not at rest; then it takes place nevertheless."""
+PATIENCE_SECONDS = 10.0
+"""
+Seconds for which a fork waits for each thing that is not at rest; then it takes place nevertheless: a program that
+hangs is worse.
+"""
 
 
 class Renewable(Protocol):

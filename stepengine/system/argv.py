@@ -20,7 +20,9 @@ from stepengine.errors import ToolError
 __all__ = ("Argv", "Script", "check_argv", "parse_command", "shown_command", "split_argv")
 
 COMMAND_WORDS = 1_000
+"""More arguments than a model writes; a list of files belongs into a file."""
 COMMAND_BYTES = 128 * 1024
+"""Linux refuses a single argument of more than 128 KiB, which a command for a shell is."""
 
 Argv: TypeAlias = tuple[str, ...]
 

@@ -21,6 +21,10 @@ from stepengine.system.far import Far
 __all__ = (
     "FILE",
     "FOLDER",
+    "OTHERS_BITS",
+    "OTHERS_WRITE_BITS",
+    "OWNER_FILE_MODE",
+    "OWNER_FOLDER_MODE",
     "WALK",
     "Fd",
     "FolderEntry",
@@ -43,6 +47,14 @@ __all__ = (
 WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+OWNER_FILE_MODE = 0o600
+"""The permissions of files that hold what a run said and read: their owner alone reads and writes them."""
+OWNER_FOLDER_MODE = 0o700
+"""The permissions of folders for such files: nobody else lists or enters them."""
+OTHERS_BITS = 0o077
+"""All permissions of the group and of other users; a secret has none of them."""
+OTHERS_WRITE_BITS = 0o022
+"""What others may write they may have written: its content is not trusted."""
 KINDS = {WALK: "walk", FOLDER: "folder", FILE: "file"}
 
 Params = ParamSpec("Params")

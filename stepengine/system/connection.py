@@ -33,12 +33,17 @@ BEFORE_BYTES = 65_536
 """How much a log-in may print before the program speaks."""
 LENGTHS = struct.Struct(">II")
 HEAD_BYTES = 1024 * 1024
+"""A head holds names, numbers and paths; a program elsewhere that is broken must not fill the memory."""
 DATA_BYTES = 1024 * 1024
+"""Files are sent in pieces of this size, so that other calls get their turn on the one pipe."""
 ANSWER_BYTES = 32 * 1024 * 1024
+"""A listing of the most entries that a folder may have takes less."""
 UNTAKEN_BYTES = 8 * 1024 * 1024
 """How much of what a program prints may wait here; it is allowed to send 1 MiB ahead, and what ends with it."""
 SAID_CHARS = 2_000
-CHUNK = 262_144
+"""A screen: the last lines that the transport printed say why it ended."""
+CHUNK_BYTES = 262_144
+"""A few calls for a piece of a file, and little memory for each connection."""
 PROGRAM = (
     "import os;r=lambda n,s=b'':s if len(s)==n else r(n,s+(os.read(0,n-len(s)) or os._exit(1)));"
     "exec(compile(r(int(r(9))),'stepengine worker','exec'),{'__name__':'__main__'})"
@@ -46,7 +51,9 @@ PROGRAM = (
 """What is executed there first: it reads the rest, its length before it, and becomes that. One line, for whatever shell is between."""
 FUTURE = b"from __future__ import annotations\n"
 POLL_SECONDS = 0.05
+"""How late a cancelled call is noticed: a person does not see a twentieth of a second."""
 KILL_SECONDS = 2.0
+"""A transport such as ssh ends within milliseconds once its pipe is closed; one that hangs is killed then."""
 
 
 @frozen
@@ -294,7 +301,7 @@ class ProgramConnection:
 
     def _hear(self) -> None:
         """Take in what the other end says."""
-        data = os.read(self._out, CHUNK)
+        data = os.read(self._out, CHUNK_BYTES)
         if data:
             self._take_in(data)
             return
@@ -306,7 +313,7 @@ class ProgramConnection:
     def _note(self) -> bytes:
         """Keep the end of what the transport complains of; return what is new of it."""
         try:
-            data = os.read(self._err, CHUNK)
+            data = os.read(self._err, CHUNK_BYTES)
         except OSError:
             return b""
         self._said = (self._said + data)[-SAID_CHARS:]

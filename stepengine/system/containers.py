@@ -18,8 +18,10 @@ from stepengine.errors import WorkspaceLost
 __all__ = ("Container",)
 
 LABEL = "stepengine.workspace"
-SECONDS = 60.0
+CONTAINER_SECONDS = 60.0
+"""Starting or saving a container takes seconds; a busy machine needs more, and a daemon that hangs must not hold a run."""
 SAID_CHARS = 500
+"""The last lines say what went wrong."""
 FACTS = f'{{{{.State.Running}}}} {{{{index .Config.Labels "{LABEL}"}}}}'
 """What is asked about a container, as Docker's templates write it."""
 
@@ -41,7 +43,7 @@ class Container:
     name: str
     env: Mapping[str, str]
     words: tuple[str, ...] = ()
-    start: float = SECONDS
+    start: float = CONTAINER_SECONDS
 
     @property
     def _mark(self) -> str:
@@ -95,7 +97,7 @@ class Container:
             WorkspaceLost: when that cannot be.
         """
         self.begin()
-        made = self._ran("commit", self.name, image, seconds=max(self.start, SECONDS))
+        made = self._ran("commit", self.name, image, seconds=max(self.start, CONTAINER_SECONDS))
         if made.returncode:
             self._refuse(f"could not be made the image {image!r}", made.stderr)
 
@@ -112,7 +114,7 @@ class Container:
             if removed.returncode:
                 self._refuse("could not be removed", removed.stderr)
 
-    def _ran(self, *words: str, seconds: float = SECONDS) -> subprocess.CompletedProcess[bytes]:
+    def _ran(self, *words: str, seconds: float = CONTAINER_SECONDS) -> subprocess.CompletedProcess[bytes]:
         command = [self.program, *words]
         try:
             return subprocess.run(  # noqa: S603  (an argument list; no shell reads it)

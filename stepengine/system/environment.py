@@ -52,7 +52,9 @@ READ_SECONDS = 10.0
 NAMES_BYTES = 4 * 1024 * 1024
 """How many bytes of names a configuration may have; thousands of branches stay far below."""
 FOUND_COUNT = 1_000
+"""Programs that a repository's configuration names are hidden one by one on a command line; a real one names a few."""
 FOUND_BYTES = 65_536
+"""All of them must fit on one command line, with room for the rest."""
 
 ALWAYS: Mapping[str, str] = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "core.pager": "cat"}
 LOOKING: Mapping[str, str] = {

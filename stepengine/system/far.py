@@ -32,14 +32,19 @@ if TYPE_CHECKING:
 __all__ = ("Elsewhere", "Far", "FarEntry", "RemotePlace")
 
 CALL_SECONDS = 60.0
+"""Long for one call on a file, also over a slow network; after it the connection counts as dead."""
 NAME_BYTES = 4_096
+"""Linux opens no longer path (PATH_MAX)."""
 NUMBERS = 8
 """How many a system tells of a file."""
 ENTRY = 4
 """How many members an entry of a listing has."""
-HUGE = 1 << 63
+HALF_OF_64_BITS = 1 << 63
+"""Numbers of files have 64 bits, with a sign or without."""
 READ_BYTES = 1024 * 1024
-CLOSED_AT_ONCE = 500
+"""The other end sends no larger piece at once."""
+CLOSED_HANDLES = 500
+"""They travel with a call that is sent anyway; a head has room for more."""
 ISOLATED = ("-I", "-S", "-X", "utf8")
 
 
@@ -345,7 +350,7 @@ class Elsewhere:
         """Return what is to be closed with a call; other threads ask at the same time."""
         found: list[int] = []
         with suppress(IndexError):
-            while len(found) < CLOSED_AT_ONCE:
+            while len(found) < CLOSED_HANDLES:
                 found.append(self._closing.popleft())
         return found
 
@@ -507,12 +512,12 @@ def _info(told: object) -> os.stat_result:
     if (
         not isinstance(told, list)
         or len(told) != NUMBERS
-        or not all(type(n) is int and 0 <= n < 2 * HUGE for n in told[:-1])
+        or not all(type(n) is int and 0 <= n < 2 * HALF_OF_64_BITS for n in told[:-1])
     ):
         msg = "the workspace does not keep to the protocol: what it says of a file cannot be read"
         raise WorkspaceLost(msg)
     mode, inode, device, links, user, group, size, changed = told
-    if type(changed) is not int or not -HUGE <= changed < HUGE:
+    if type(changed) is not int or not -HALF_OF_64_BITS <= changed < HALF_OF_64_BITS:
         changed = 0
     seconds = changed // 1_000_000_000
     times = {"st_atime_ns": changed, "st_mtime_ns": changed, "st_ctime_ns": changed}

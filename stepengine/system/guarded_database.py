@@ -30,7 +30,8 @@ OPERATIONS_PER_BYTE = 2
 """Reading a row takes about 15 operations, and no row of ours is shorter than 20 bytes."""
 LOG_SUFFIX = "-wal"
 PLAIN_SCHEMA = re.compile(r"CREATE (?:TABLE|INDEX|UNIQUE INDEX) ")
-FIRST_WORDS = 40
+FIRST_WORDS_CHARS = 40
+"""Enough to see the kind of statement and its table."""
 
 
 class GuardedConnection(sqlite3.Connection):
@@ -148,6 +149,6 @@ def _check_schema(connection: sqlite3.Connection) -> None:
         if not isinstance(sql, str) or PLAIN_SCHEMA.match(sql) is None:
             msg = (
                 "it is not a database of stepengine: it holds more than tables and indexes, "
-                f"such as {str(sql)[:FIRST_WORDS]!r}"
+                f"such as {str(sql)[:FIRST_WORDS_CHARS]!r}"
             )
             raise sqlite3.DatabaseError(msg)

@@ -44,7 +44,8 @@ RESERVED_FILES = 256
 """Files that are left for runs: journals, databases, pipes of programs, connections to providers."""
 UNKNOWN_FILES = 4_096
 """Where the system has no limit, or nobody knows it."""
-MAX_HEADERS = 64 * 1024
+MAX_HEADERS_BYTES = 64 * 1024
+"""Browsers and proxies send some kilobytes; other servers allow from 8 to 64 KiB."""
 LOGS = ("asyncio", "uvicorn.error")
 """The loggers of connection errors."""
 LENGTHS = frozenset([b"content-length", b"transfer-encoding"])
@@ -266,7 +267,7 @@ def protocol_options(base: Any) -> dict[str, Any]:
         "http": make_protocol(ConnectionTable(limits), base),
         "ws": "none",
         "backlog": limits.backlog,
-        "h11_max_incomplete_event_size": MAX_HEADERS,
+        "h11_max_incomplete_event_size": MAX_HEADERS_BYTES,
     }
 
 

@@ -11,6 +11,7 @@ from stepengine.errors import PathOutsideRoot, ToolError
 __all__ = ("display", "outside", "parts_of", "shown", "target_parts")
 
 PATH_BYTES = 4_096
+"""Linux opens no longer path (PATH_MAX)."""
 
 
 def outside(path: str) -> PathOutsideRoot:

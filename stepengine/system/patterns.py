@@ -31,9 +31,12 @@ __all__ = (
     "safe_columns",
 )
 
-FORMS = 64
+MAX_FORMS = 64
+"""Braces multiply; a person writes a few, and each one is compared with every path."""
 PATTERN_CHARS = 512
-COMPONENTS = 64
+"""Far longer than patterns are; each is compared with every path."""
+MAX_COMPONENTS = 64
+"""Folders are rarely nested twenty deep; comparing `**` takes time that grows with their number."""
 LINE_CHARS, SLASHES = 4_096, 200
 """No path is so long or so deep that a longer line of a ``.gitignore`` file could mean it."""
 
@@ -85,8 +88,8 @@ def expanded(pattern: str) -> list[str]:
     """
     forms, done = [pattern], list[str]()
     while forms:
-        if len(forms) + len(done) > FORMS:
-            msg = f"the pattern {pattern!r} cannot be used: its braces stand for more than {FORMS} patterns"
+        if len(forms) + len(done) > MAX_FORMS:
+            msg = f"the pattern {pattern!r} cannot be used: its braces stand for more than {MAX_FORMS} patterns"
             raise ToolError(msg)
         form = forms.pop()
         inner = next((found for found in BRACES.finditer(form) if COMMA.search(found[1])), None)
@@ -135,8 +138,8 @@ def find_pattern_problem(pattern: str) -> str:
 
 def _compile(form: str, pattern: str) -> list[Component]:
     names = [n for n in form.split("/") if n not in {"", "."}]
-    if len(names) > COMPONENTS:
-        msg = f"the pattern {pattern!r} cannot be used: it has more than {COMPONENTS} components"
+    if len(names) > MAX_COMPONENTS:
+        msg = f"the pattern {pattern!r} cannot be used: it has more than {MAX_COMPONENTS} components"
         raise ToolError(msg)
     made: list[Component] = []
     for name in names:
@@ -356,8 +359,10 @@ def _runs(tokens: Iterable[str]) -> list[str]:
 
 
 SEARCH_COLUMNS = 2_000
+"""Lines that people write are shorter, and Python's search cannot be stopped within a line."""
 
-UNBOUNDED = 20
+UNBOUNDED_REPEATS = 20
+"""From here on a repetition costs as much as one without an end."""
 LIMITS = ((SEARCH_COLUMNS, 1_024), (SEARCH_COLUMNS, 64), (300, 16))
 """By the number of unbounded repetitions: how much of a line is searched, and how many ways the rest may match."""
 
@@ -398,7 +403,7 @@ def _cost_of(name: str, argument: Any, *, inside: bool) -> tuple[int, int]:
     if name in REPEATS:
         low, high, body = int(argument[0]), int(argument[1]), argument[2]
         unbounded, ways = _cost(body, inside=high > 1)
-        return (unbounded + 1, ways) if high > UNBOUNDED else (unbounded, ways * (high - low + 1))
+        return (unbounded + 1, ways) if high > UNBOUNDED_REPEATS else (unbounded, ways * (high - low + 1))
     if name == "BRANCH":
         costs = [_cost(branch, inside=inside) for branch in argument[1]]
         return max(c[0] for c in costs), sum(c[1] for c in costs)

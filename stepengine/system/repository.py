@@ -34,12 +34,19 @@ from stepengine.system.workspace import WORKSPACE
 __all__ = ("read_project",)
 
 FILE_BYTES, ALL_BYTES = 32 * 1024, 64 * 1024
+"""About 8,000 tokens of one file and 16,000 of all: each step pays for them."""
 CATALOG_BYTES = 16 * 1024
+"""About 4,000 tokens, which each step pays for."""
 DEEPER_FILES, DEEPER_DEPTH = 50, 6
+"""Folders of a repository with instructions of their own are few and near its top; the rest is not looked for."""
 ENTRIES, SECONDS = 20_000, 2.0
+"""A run that starts waits for the search; in a huge repository, what is not found until then is left out."""
 GIT_SECONDS = 2.0
+"""Facts about a repository are a help; in a huge one a run starts without them."""
 STATUS_BYTES = 1024 * 1024
+"""Ten thousand changed files have less; more are only counted."""
 CHANGED_FILES = 50
+"""Enough to see what a person works on; more are only counted."""
 STATUS = ("git", "status", "--porcelain=v2", "--branch", "-z")
 FIELDS = {"1": 8, "2": 9, "u": 10}
 """How many fields stand before the path, by the kind of an entry of ``git status``."""

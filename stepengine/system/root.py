@@ -35,7 +35,9 @@ from stepengine.system.writes import root_id
 __all__ = ("Missing", "OpenedFolder", "Root")
 
 SYMLINK_HOPS = 8
+"""Real paths go through one or two; a longer chain is a loop or a trap. Linux allows 40."""
 SECRET_SCAN_ENTRIES = 200_000
+"""Some seconds of looking for files to hide; a larger folder is refused rather than searched in part."""
 
 T = TypeVar("T")
 

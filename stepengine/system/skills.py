@@ -43,21 +43,31 @@ __all__ = (
 
 PLACES = (".stepengine/skills", ".agents/skills", ".claude/skills")
 """Where skills stand below the top of a project, and all but the first below the home folder."""
-DEPTH = 3
-FOLDERS = 2_000
-SECONDS = 2.0
-SKILLS = 200
+MAX_DEPTH_LEVELS = 3
+"""Skills are grouped in a folder or two."""
+MAX_FOLDERS = 2_000
+"""Ten times the skills that are listed; the folders are looked at before each run."""
+SCAN_SECONDS = 2.0
+"""A run that starts waits for it; skills that are not found until then are left out with a warning."""
+MAX_SKILLS = 200
+"""Each is a line of the prompt at every step; a model chooses worse among more."""
 KEPT_SCANS = 16
+"""A process works with a few folders; an old scan is checked against the disk before it is used."""
 FRESH_NS = 50_000_000
-"""How coarse the times of a file system may be."""
+"""How coarse the times of a file system may be: a file that changed this recently may change again without a new time."""
 SHOWN_FILES = 100
+"""About two screens; a skill with more files names those that matter in its text."""
 FILE_BYTES = 32 * 1024
+"""About 8,000 tokens of instructions for one task; longer material belongs into files beside it."""
 HEAD_BYTES = 16 * 1024
-BRACKETS = 64
+"""A name and a description with some fields take a kilobyte."""
+MAX_BRACKETS = 64
 """How many brackets a head may have: the time that YAML takes grows with the square of how deep they stand."""
 NAME_CHARS, DESCRIPTION_CHARS = 64, 1_024
+"""The Agent Skills format documents 64 characters for a name and 1,024 for a description."""
 NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-UP = 8
+MAX_PARENT_FOLDERS = 8
+"""A working folder is rarely deeper in its repository, and each folder costs a look."""
 
 
 @frozen(kw_only=True)
@@ -99,7 +109,7 @@ class SkillCatalog:
 def project_top(folder: Path) -> Path:
     """Return the nearest folder with ``.git`` from *folder* up, at most 8 above, below home and ``/``; else *folder* itself."""
     home, here = Path(os.path.expanduser("~")), folder  # noqa: PTH111  (never raises)
-    for _ in range(UP + 1):
+    for _ in range(MAX_PARENT_FOLDERS + 1):
         if here in (home, here.parent):
             break
         if os.path.lexists(here / ".git"):
@@ -191,7 +201,7 @@ def _places(folder: Path, *, user: bool) -> Iterator[Place]:
 
 
 def _scanned(places: Iterable[Place]) -> _Scan:
-    found, left, stamps = SkillCatalog(), WalkBudget(FOLDERS * 10, SECONDS), dict[str, Stamp]()
+    found, left, stamps = SkillCatalog(), WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
     bases: dict[str, Path] = {}
     # What rules keep from one call is left out of its answer below: what is kept serves all calls.
     token = GUARD.set(None)
@@ -273,7 +283,7 @@ def _folders(
     try:
         start = len(opened.parts)
         with closing(
-            walk(root.holds, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= start + DEPTH)
+            walk(root.holds, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= start + MAX_DEPTH_LEVELS)
         ) as entries:
             for parts, entry in entries:
                 is_head = entry.name == "SKILL.md"
@@ -313,8 +323,8 @@ def _take(found: SkillCatalog, root: Root, path: str, scope: str) -> None:
         found.warnings.append(
             f"the skill {name!r} in {shown!r} was left out: another one in {found.skills[name].path!r} comes first"
         )
-    elif len(found.skills) >= SKILLS:
-        found.warnings.append(f"the skill {name!r} in {shown!r} was left out: there are {SKILLS} already")
+    elif len(found.skills) >= MAX_SKILLS:
+        found.warnings.append(f"the skill {name!r} in {shown!r} was left out: there are {MAX_SKILLS} already")
     else:
         said = " ".join(visible(description).split())[:DESCRIPTION_CHARS]
         found.skills[name] = Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path)
@@ -343,8 +353,8 @@ def _read(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
 def _mapping(head: str) -> Mapping[str, object]:
     import yaml
 
-    if sum([head.count(bracket) for bracket in "[{"]) > BRACKETS:
-        msg = f"the head of SKILL.md has more than {BRACKETS} brackets"
+    if sum([head.count(bracket) for bracket in "[{"]) > MAX_BRACKETS:
+        msg = f"the head of SKILL.md has more than {MAX_BRACKETS} brackets"
         raise ToolError(msg)
     for text in (head, _quoted(head)):
         try:
@@ -410,7 +420,7 @@ def instructions_of(found: Skill) -> str:
 def _files(found: Skill) -> list[str]:
     opened = found.root.open_folder(found.folder)
     try:
-        start, budget = len(opened.parts), WalkBudget(FOLDERS, SECONDS)
+        start, budget = len(opened.parts), WalkBudget(MAX_FOLDERS, SCAN_SECONDS)
         with closing(walk(found.root.holds, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
             names = [
                 "/".join(parts[start:])

@@ -23,9 +23,13 @@ import sys
 import time
 
 PR_SET_PDEATHSIG = 1
+"""Its number in Linux's ``prctl.h``, which Python does not name."""
 PR_SET_CHILD_SUBREAPER = 36
+"""Its number in Linux's ``prctl.h``, which Python does not name."""
 KILL_SECONDS = 4.0
+"""Processes that are killed end within milliseconds; one that is stuck in the kernel, or a fork bomb, does not hold the run."""
 PAUSE_SECONDS = 0.002
+"""About as long as the kernel takes to end some processes."""
 
 
 def prctl(option: int, value: int) -> None:

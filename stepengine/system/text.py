@@ -14,11 +14,16 @@ from stepengine.system.calls import Fd
 __all__ = ("FileText", "LineRange", "binary_kind", "cut_line", "decode", "digest", "read_capped", "stream_lines")
 
 READ_LINE_CHARS = 2_000
+"""Lines that people write are shorter; a longer one is data, and could fill the context with one line."""
 READ_WHOLE_BYTES = 10_000_000
+"""Source files are far smaller; a larger file is read by window, so that memory stays small."""
 
-SNIFFED = 8_192
-CHUNK = 1024 * 1024
-COUNTED_BYTES = 256 * CHUNK
+SNIFFED_BYTES = 8_192
+"""Binary files have a null byte in their first block; git looks at 8,000 bytes."""
+CHUNK_BYTES = 1024 * 1024
+"""Few calls for a large file, and little memory."""
+COUNTED_BYTES = 256 * CHUNK_BYTES
+"""A quarter of a second for the number of lines; of a longer file it is not told."""
 BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -77,7 +82,7 @@ def decode(data: bytes) -> FileText | None:
                 return FileText(data[len(bom) :].decode(encoding, errors), encoding, bom)
             except UnicodeDecodeError:
                 return None
-    if b"\0" in data[:SNIFFED]:
+    if b"\0" in data[:SNIFFED_BYTES]:
         return None
     return FileText(data.decode("utf-8", "surrogateescape"))
 
@@ -96,7 +101,7 @@ def digest(data: bytes) -> str:
 def read_capped(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
     """Return what a file holds, or ``None`` when that is more than *limit* bytes, whatever its size is said to be."""
     chunks, left = [], limit + 1
-    while left > 0 and (chunk := calls.read(fd, min(CHUNK, left))):
+    while left > 0 and (chunk := calls.read(fd, min(CHUNK_BYTES, left))):
         chunks.append(chunk)
         left -= len(chunk)
     return None if left <= 0 else b"".join(chunks)
@@ -130,7 +135,7 @@ def stream_lines(fd: Fd, offset: int, limit: int) -> LineRange:
     """Return a window of a UTF-8 file of any size, in bounded memory."""
     window = _Window(offset, limit)
     seen = 0
-    while chunk := calls.read(fd, CHUNK):
+    while chunk := calls.read(fd, CHUNK_BYTES):
         seen += len(chunk)
         window.feed(chunk)
         if seen > COUNTED_BYTES and window.is_full:
@@ -141,7 +146,8 @@ def stream_lines(fd: Fd, offset: int, limit: int) -> LineRange:
 class _Window:
     """Collects some lines of a stream of bytes; of each line it keeps only the beginning."""
 
-    KEPT = READ_LINE_CHARS * 4 + 64
+    KEPT_CHARS = READ_LINE_CHARS * 4 + 64
+    """Of a line that is cut anyway, enough for the part that is shown, at four bytes for a character."""
 
     def __init__(self, offset: int, limit: int) -> None:
         self._first, self._after = offset, offset + limit
@@ -171,7 +177,7 @@ class _Window:
     def _add(self, piece: bytes) -> None:
         self._length += len(piece)
         if self._first <= self._number < self._after:
-            self._open += piece[: max(0, self.KEPT - len(self._open))]
+            self._open += piece[: max(0, self.KEPT_CHARS - len(self._open))]
 
     def _close(self, end: bytes) -> None:
         if self._first <= self._number < self._after:

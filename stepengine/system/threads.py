@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 __all__ = ("CANCELLED", "CancelSignal", "Settable", "ThreadPool")
 
 THREADS = 32
+"""Bodies of tools mostly wait for disks and networks; as many children at once rarely need more, and each takes a stack."""
 CANCEL_GRACE_SECONDS = 5.0
+"""A body that looks at its signal ends in time; a person who stopped a run waits no longer for one that does not."""
 
 IDLE_SECONDS = 10.0
+"""Longer than the time between two steps, so that a run keeps its thread."""
 
 Told: TypeAlias = "Callable[[Any, BaseException | None], object]"
 """Is given what a body returned, or what it raised."""

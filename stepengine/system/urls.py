@@ -115,15 +115,19 @@ def blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
 
 
 URL_CHARS = 4_096
+"""Longer addresses hold data, and servers mostly refuse those of more than 8,000 characters."""
 PORTS = {"http": 80, "https": 443}
 URL = re.compile(r"(?i:(https?))://([^/?#]*)([^#]*)(?:#.*)?", re.DOTALL)
 AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?")
 LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 HOST_CHARS = 253
+"""DNS allows 253 characters for a name."""
 SAFE = "/?&=;:@!$'()*+,-._~%[]|"
 MAX_PORT = 65_535
-IPV6 = 6
+"""A port of TCP has 16 bits."""
+IPV6_VERSION = 6
+"""The number that Python's ``ipaddress`` gives to addresses in brackets."""
 
 
 @frozen
@@ -191,7 +195,7 @@ def parse_url(text: str) -> UrlTarget:
 def _host(text: str, url: str) -> str:
     if text.startswith("["):
         address = numeric_address(text[1:-1])
-        if address is None or address.version != IPV6:
+        if address is None or address.version != IPV6_VERSION:
             raise _refusal(url, "the brackets hold no IPv6 address")
         return str(address)
     name = _idna(text.removesuffix("."), url)

@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from stepengine.system.calls import OTHERS_WRITE_BITS
+
 __all__ = ("RUNS", "is_private", "state_folder")
 
 RUNS = "runs"
 """The subfolder of recorded runs."""
-OTHERS_WRITE = 0o022
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -35,4 +36,4 @@ def is_private(folder: Path) -> bool:
         OSError: when it cannot be read.
     """
     status = folder.stat()
-    return status.st_uid == os.geteuid() and not status.st_mode & OTHERS_WRITE
+    return status.st_uid == os.geteuid() and not status.st_mode & OTHERS_WRITE_BITS

@@ -15,9 +15,12 @@ from stepengine.system.whole_files import TEMPORARY
 __all__ = ("TEMPORARY", "WalkBudget", "walk")
 
 LIST_ENTRIES = 20_000
+"""A repository without its dependencies has fewer; a listing must not hold a run in a home folder."""
 LIST_SECONDS = 10.0
+"""A slow disk lists all that a model reads within this time."""
 
-DEPTH = 100
+MAX_DEPTH_LEVELS = 100
+"""Real trees have some twenty levels; each holds an open folder."""
 
 
 class WalkBudget:
@@ -75,8 +78,8 @@ def walk(
         budget: How far to go.
         enter: Takes a folder's place and the descriptor of the folder that holds it; says whether to go into it.
     """
-    if len(parts) > DEPTH:
-        budget.cut = budget.cut or f"stopped below {DEPTH} folders"
+    if len(parts) > MAX_DEPTH_LEVELS:
+        budget.cut = budget.cut or f"stopped below {MAX_DEPTH_LEVELS} folders"
         return
     with calls.scandir(fd) as listing:
         entries = sorted(listing, key=lambda e: e.name)

@@ -16,7 +16,9 @@ import time
 TEMPORARY = ".stepengine-"
 """How the names of files begin that are being written."""
 NEW_MODE = 0o644
+"""What editors give new files: all may read them, within the umask."""
 STALE_SECONDS = 60
+"""Writing a file takes less, so that an older temporary file belongs to nobody."""
 NAME = re.compile(re.escape(TEMPORARY) + r"(\d+)-[0-9a-f]{16}")
 
 

@@ -33,14 +33,23 @@ if TYPE_CHECKING:
 READY = b"stepengine worker 1\n"
 LENGTHS = struct.Struct(">II")
 HEAD_BYTES = 8 * 1024 * 1024
+"""A head may hold an environment and a command of 128 KiB with escapes."""
 DATA_BYTES = 16 * 1024 * 1024
-CHUNK = 65_536
+"""Above the largest file that is written in one call, 4 MiB."""
+CHUNK_BYTES = 65_536
+"""The size of a pipe on Linux, which no read exceeds."""
 LISTED_BYTES = 256 * 1024
+"""A listing is sent in parts of this size, so that other calls get their turn."""
 LISTED_ENTRIES = 200_000
-WINDOW = 1024 * 1024
+"""As many as are looked at for secrets; a folder with more cannot be listed."""
+WINDOW_BYTES = 1024 * 1024
+"""How far a program may print ahead of its reader: no pause at a slow network, and little memory."""
 LOG_BYTES = 16 * 1024 * 1024
+"""The output of a job that is kept; a server that logs for days must not fill the disk."""
 DRAIN_READS = 32
+"""What a program printed last is in the pipes; more comes from a child that holds them open."""
 DEATH_SECONDS = 5.0
+"""More than the supervisor takes to kill everything."""
 
 KINDS = {
     "walk": getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -255,7 +264,7 @@ class Worker:
         start = b""
         if stat.S_ISREG(info.st_mode):
             with contextlib.suppress(OSError):
-                start = os.pread(fd, CHUNK, 0)
+                start = os.pread(fd, CHUNK_BYTES, 0)
         return {"info": told(info)}, start
 
     def do_fstat(self, handle: int, data: bytes, number: Any) -> Any:
@@ -447,7 +456,7 @@ class ChildProcess:
         self.number = number
         self.popen = popen
         self.out, self.err, self.line = fds
-        self.left = WINDOW
+        self.left = WINDOW_BYTES
         self.lock = threading.Lock()
         self.woken, self.wakes = os.pipe()
         self.over = False
@@ -523,7 +532,7 @@ class ChildProcess:
     def hear(self) -> bytes:
         """Return what the supervisor says; nothing when it has ended, however that was."""
         try:
-            return os.read(self.line, CHUNK)
+            return os.read(self.line, CHUNK_BYTES)
         except OSError:
             return b""
 
@@ -531,7 +540,7 @@ class ChildProcess:
         """Send what is there; return whether more may come."""
         for _ in range(times):
             try:
-                data = os.read(fd, CHUNK)
+                data = os.read(fd, CHUNK_BYTES)
             except BlockingIOError:
                 return True
             except OSError:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ("WORKSPACE", "Workspace")
 
 START_SECONDS = 60.0
+"""A log-in over a slow network takes seconds; a host that does not answer must not hold a run."""
 IMAGE_SECONDS = 600.0
 """How long a container may take to start: its image may have to be fetched."""
 ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ("Database", "is_busy", "reason", "transaction", "write_ahead")
 
-PAUSE = 0.005
+PAUSE_SECONDS = 0.005
+"""About the time of a commit by another process."""
 # Whoever waits for a writer of another process asks so often: what SQLite does by itself, ten times a second after a while,
 # finds the moment between two commits of a busy process by luck alone.
-TURN = 0.001
+TURN_SECONDS = 0.001
 
 
 def is_busy(error: BaseException) -> bool:
@@ -85,7 +86,7 @@ def write_ahead(database: sqlite3.Connection, seconds: float) -> None:
         except Exception as error:
             if not is_busy(error) or time.monotonic() >= until:
                 raise
-            time.sleep(PAUSE)
+            time.sleep(PAUSE_SECONDS)
         else:
             return
 
@@ -124,7 +125,7 @@ def _begin(database: sqlite3.Connection, seconds: float) -> None:
                 if version == seen or not seconds:
                     raise
                 until, seen = now + seconds, version
-            time.sleep(TURN)
+            time.sleep(TURN_SECONDS)
         else:
             return
 
@@ -285,12 +286,12 @@ class Database:
     @classmethod
     def before_fork(cls) -> None:
         """Close the connections, once nobody is in the middle of anything."""
-        cls._held = [cls._counting] if cls._counting.acquire(after_fork.PATIENCE) else []
+        cls._held = [cls._counting] if cls._counting.acquire(after_fork.PATIENCE_SECONDS) else []
         for database in list(cls._known.values()):
-            if not database.lock.acquire(after_fork.PATIENCE):
+            if not database.lock.acquire(after_fork.PATIENCE_SECONDS):
                 continue
             cls._held.append(database.lock)
-            if database.looking.acquire(after_fork.PATIENCE):
+            if database.looking.acquire(after_fork.PATIENCE_SECONDS):
                 cls._held.append(database.looking)
                 with suppress(Exception):
                     database.disconnect()

@@ -20,6 +20,7 @@ from stepengine.errors import DataError
 __all__ = ("FileWrite", "OldFile", "hash_of", "root_id")
 
 UNDO_BYTES = 4 * 1024 * 1024
+"""The most that a tool writes, so that each of its files can be brought back; a record of a journal has room for it."""
 
 LARGE = "large"
 SECRET = "secret"  # noqa: S105  (a reason, not a password)

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 from attrs import frozen
 
-from stepengine.data.json import JsonDict, compact, freeze, is_deep_text
+from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, compact, freeze, is_deep_text
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
@@ -62,7 +62,6 @@ __all__ = ("ModelCall", "Protocol", "parse_model_call", "with_json")
 
 Json: TypeAlias = Mapping[str, Any]
 MAX_DEPTH = 100
-MIN_INT, MAX_INT = -(2**63), 2**63 - 1
 NO_KEY = Credentials(None, "no key", "A recording holds no key.")
 SHARED_HOSTS = frozenset({"api.openai.com", "localhost"})
 SERVICES = {

@@ -28,7 +28,7 @@ from stepengine.journal.records import Head, Intent, Record, Result
 from stepengine.journal.show import spending_of
 from stepengine.models._failures import body_failure, protocol_failure, request_id_of
 from stepengine.models._json import read_json
-from stepengine.models._reading import MAX_REPLY, ReplyReader, held, understood
+from stepengine.models._reading import MAX_REPLY_BYTES, ReplyReader, held, understood
 from stepengine.models.pricing import cost_of
 from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
 from stepengine.testing.cassette_requests import ModelCall, parse_model_call, with_json
@@ -127,7 +127,7 @@ def _decompress(response: RecordedResponse) -> RecordedResponse:
     try:
         for piece in unpacked.iter_bytes():
             content += piece
-            if len(content) > MAX_REPLY:
+            if len(content) > MAX_REPLY_BYTES:
                 return response
     except httpx2.DecodingError:
         return response

@@ -60,8 +60,9 @@ Wait for a time, and then go on.
 Usage: how many seconds, and a note of why, which you are told again when you wake.
 Examples: {"seconds": 3600, "note": "Look whether the build has finished."}
 When not to use: to wait for agents; wait_agents wakes as soon as they have ended."""
-MOST_SECONDS = 30 * 24 * 3600
-SECONDS = {"type": "number", "minimum": 0, "maximum": MOST_SECONDS}
+MAX_WAIT_SECONDS = 30 * 24 * 3600
+"""A month: longer than any child runs, and a number that every provider accepts in a schema."""
+SECONDS = {"type": "number", "minimum": 0, "maximum": MAX_WAIT_SECONDS}
 AGENT = {
     "type": "object",
     "properties": {

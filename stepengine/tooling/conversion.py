@@ -44,10 +44,15 @@ __all__ = (
 )
 
 MIB = 1024 * 1024
+"""So many bytes are a mebibyte."""
 RESULT_CHARS = 100_000
+"""About 25,000 tokens: several of them fit in a context window, and a longer text is rarely read by a model to its end."""
 ERROR_CHARS = 4_000
+"""A screen or two of a traceback: the model needs its message, and pays for the rest at every further step."""
 IMAGE_BYTES = 5 * MIB
+"""Anthropic documents 5 MB for an image, the strictest limit among the providers."""
 DOCUMENT_BYTES = 32 * MIB
+"""Anthropic documents 32 MB for a whole request, so a larger document cannot be sent at all."""
 
 PARTS = (TextPart, JsonPart, ImagePart, DocumentPart, ToolReferencePart)
 SMALL = frozenset({int, bool, float, type(None)})

@@ -29,8 +29,11 @@ from stepengine.tooling.worker import OnLoop, context_for_thread
 __all__ = ("ToolWithBody", "bound_body", "execute")
 
 TOOL_SECONDS = 120.0
+"""Most calls take seconds; a test suite or a slow server ends within two minutes, and one that hangs does not hold a run for long."""
 RETRY_WAIT_SECONDS = 0.1
+"""A lost connection is often back at once; each further wait is twice as long."""
 RETRY_WAIT_SECONDS_MAX = 5.0
+"""A tool is part of a step that somebody waits for; what does not work within seconds is told to the model instead."""
 
 
 class ToolWithBody(Protocol):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.json import MAX_DECODINGS, JsonDict, freeze_object
 from stepengine.errors import DataError
 
 __all__ = ("Aliases", "repairer")
@@ -23,7 +23,6 @@ Aliases = Mapping[str, Sequence[str]]
 """Dotted path of a parameter, such as ``"replacements.old_string"``, to other names that are accepted for it."""
 
 DROPPED = "cb_easp"
-ROUNDS = 3
 READ = frozenset({"array", "object", "integer", "number", "boolean"})
 """The types of JSON Schema whose values are also read from JSON text."""
 
@@ -167,7 +166,7 @@ def _wants_list(value: object, kinds: set[str]) -> bool:
 def _decode_if_wanted(text: str, kinds: set[str]) -> object:
     """Return the value of a JSON text when it is of a wanted type; else the text."""
     value: object = text
-    for _ in range(ROUNDS):
+    for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):
             break
         try:

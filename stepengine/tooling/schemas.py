@@ -36,12 +36,16 @@ UNFOLLOWED = ("$dynamicRef", "$recursiveRef")
 OLD_DRAFTS = re.compile(r"https?://json-schema\.org/draft-0([3467])/schema#?")
 PART_OF_PATTERN = re.compile(r"\\c[A-Za-z]|\\.|\[\^?\]?|--|-\\[dwsDWS]|.", re.DOTALL)
 
-MOST_SCHEMAS = 10_000
-MOST_SIZE = 50_000
-MOST_ISSUES = 100
+MAX_SCHEMAS = 10_000
+"""Schemas of real tools have some hundred parts; compiling ten thousand takes about a second."""
+MAX_PATTERN_STATES = 50_000
+"""All patterns of a schema together. A guess: far above real ones, and still compiled in a fraction of a second."""
+MAX_ISSUES = 100
+"""More problems of one value than a model reads; the first ones tell what is wrong."""
 MOST_WORK = 2_000_000
 """Keywords to be looked at for one value, half a microsecond each: once to decide whether it fits, once to say what is wrong."""
 SHOWN_CHARS, SHORT_CHARS = 1_000, 100
+"""A value in a message has a screen at most, and a short one a line: a model reads them with each attempt."""
 CLASS, STEPS, CHARS = 10, 100, 100
 """The size of a class in a pattern; what else is as much work as a keyword: states times characters of a search, characters shown."""
 ESCAPED_CLASSES = {
@@ -663,10 +667,10 @@ class _Teller:
         said = []
         for one in self.descend(instance, target.schema):
             said.append(one)
-            if len(said) > MOST_ISSUES:
+            if len(said) > MAX_ISSUES:
                 break
         told = [*dict.fromkeys(said)]
-        self._told[key] = [*told[:MOST_ISSUES], *([": and there is more"] if len(told) > MOST_ISSUES else ())]
+        self._told[key] = [*told[:MAX_ISSUES], *([": and there is more"] if len(told) > MAX_ISSUES else ())]
         return self._told[key]
 
     def _say(self, word: str, value: Any, instance: Any, schema: Any) -> Iterable[str]:
@@ -722,8 +726,8 @@ class _Outline:
             if place in self.schemas:
                 continue
             self.schemas[place] = schema
-            if len(self.schemas) > MOST_SCHEMAS:
-                _refuse(self._where, at, f"it consists of more than {MOST_SCHEMAS:,} schemas")
+            if len(self.schemas) > MAX_SCHEMAS:
+                _refuse(self._where, at, f"it consists of more than {MAX_SCHEMAS:,} schemas")
             if isinstance(schema, dict):
                 self._look_at(schema, place)
                 for word, value in schema.items():
@@ -751,7 +755,7 @@ class _Outline:
 
     def _measure(self, pattern: str, at: str) -> None:
         self._size += _size_of(pattern)
-        if self._size > MOST_SIZE:
+        if self._size > MAX_PATTERN_STATES:
             _refuse(
                 self._where, at, f"{pattern[:80]!r} is too large, with the other patterns: count what braces repeat"
             )
@@ -860,7 +864,7 @@ def _rust_escape(escape: str) -> str:
 
 def _size_of(pattern: str) -> int:
     """Return about how many states a pattern has: one for each character, ten for each class, times what braces say."""
-    if len(pattern) > MOST_SIZE:
+    if len(pattern) > MAX_PATTERN_STATES:
         return len(pattern)
     sizes, last, at = [0], 0, 0
     while at < len(pattern):
@@ -869,7 +873,7 @@ def _size_of(pattern: str) -> int:
             end = pattern.find("}", at)
             counts = "".join([c if c.isdigit() else " " for c in pattern[at : end if end >= 0 else at]]).split()
             times = max([int(count[:9]) for count in counts], default=1)
-            sizes[-1] = min(sizes[-1] + last * max(0, times - 1), MOST_SIZE + 1)
+            sizes[-1] = min(sizes[-1] + last * max(0, times - 1), MAX_PATTERN_STATES + 1)
             at = max(at, end + 1)
         elif char == "(":
             sizes.append(0)

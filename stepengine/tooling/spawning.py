@@ -37,8 +37,9 @@ __all__ = (
 )
 
 SHOWN_CHARS = 100_000
-"""Characters of a child's output that its parent's model is shown."""
-TAIL_SHARE = 5
+"""The same as for the result of any tool, which the output of a child is."""
+TAIL_DIVISOR = 5
+"""One part in five is kept of the end, where conclusions are; the beginning says what the text is about."""
 
 SPAWN_AGENTS = """\
 Run one or more agents at the same time and get their results in order.
@@ -345,7 +346,7 @@ def output_as_json(output: object) -> JsonValue:
 def _within_cap(text: str) -> str:
     if len(text) <= SHOWN_CHARS:
         return text
-    tail = SHOWN_CHARS // TAIL_SHARE
+    tail = SHOWN_CHARS // TAIL_DIVISOR
     missing = len(text) - SHOWN_CHARS
     return f"{text[: SHOWN_CHARS - tail]}\n[... {missing} characters of this output are not shown ...]\n{text[-tail:]}"
 

@@ -53,6 +53,7 @@ __all__ = (
 )
 
 COMMAND_SECONDS = 30.0
+"""Most commands of an agent end in seconds; a model that needs more asks for it."""
 
 P = ParamSpec("P")
 

@@ -13,6 +13,7 @@ from stepengine.errors import DefinitionError
 __all__ = ("FileChangeHook",)
 
 COMMAND_MAX_SECONDS = 600.0
+"""A build or a test suite of ten minutes is the longest that somebody waits for; a longer one is a background job."""
 
 
 def _argv(value: Sequence[str]) -> tuple[str, ...]:

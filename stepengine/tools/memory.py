@@ -25,11 +25,17 @@ from stepengine.system.atomic import replace_path
 __all__ = ("FileMemory", "MemoryStore", "Note")
 
 NOTE_CHARS = 2_000
-NOTES = 500
+"""A paragraph or two: a note is a fact, not a document."""
+MAX_NOTES = 500
+"""All are searched at each call, and a person can still look through them."""
 FILE_BYTES = 256 * 1024
-TAGS = 5
-OLDEST = 3
-WHOLE, PREFIX = 2, 1
+"""Five hundred notes of some sentences; the file is read and written whole."""
+MAX_TAGS = 5
+"""Tags are for finding a note; with more of them each note fits every search."""
+OLDEST_NOTES = 3
+"""Candidates for being forgotten that a model is shown."""
+WHOLE_WEIGHT, PREFIX = 2, 1
+"""A word that is found whole counts twice as much as one that only starts alike."""
 LINE = re.compile(r"- \[m(\d{1,9})\] (\d{4}-\d\d-\d\d)((?: #[\w-]{1,32}){0,5})(?: (run [\w.-]{1,80}))?: (.*)")
 HIGHEST = re.compile(r"<!-- highest: m(\d{1,9}) -->")
 KEPT = "surrogateescape"
@@ -170,9 +176,9 @@ class FileMemory:
             note = Note(id=f"m{number}", text=text, tags=tags, date=day, origin=origin)
             kept = [line for line in lines if not HIGHEST.fullmatch(line)]
             data = "\n".join([*kept, note.line, f"<!-- highest: m{number} -->", ""]).encode("utf-8", KEPT)
-            if len(notes) >= NOTES or len(data) > FILE_BYTES:
-                oldest = "\n".join([one.line for one in notes[:OLDEST]])
-                msg = f"there is no room for another note ({len(notes)} of {NOTES}, {FILE_BYTES:,} bytes); forget some. The oldest:\n{oldest}"
+            if len(notes) >= MAX_NOTES or len(data) > FILE_BYTES:
+                oldest = "\n".join([one.line for one in notes[:OLDEST_NOTES]])
+                msg = f"there is no room for another note ({len(notes)} of {MAX_NOTES}, {FILE_BYTES:,} bytes); forget some. The oldest:\n{oldest}"
                 raise ToolError(msg)
             replace_path(path, data, mode=0o600)
         return note
@@ -231,5 +237,5 @@ def _words(text: str) -> list[str]:
 
 def _rank(note: Note, wanted: set[str]) -> int:
     words, tags = set(_words(note.text)), set(_words(" ".join(note.tags)))
-    whole = WHOLE * (len(wanted & words) + len(wanted & tags))
+    whole = WHOLE_WEIGHT * (len(wanted & words) + len(wanted & tags))
     return whole + PREFIX * sum([any(word.startswith(w) and word != w for word in words) for w in wanted])

@@ -37,11 +37,17 @@ from stepengine.tooling.definition import Tool
 __all__ = ("left_out", "message_text", "recalling_tool")
 
 ANSWER_CHARS = 10_000
+"""About 2,500 tokens for an answer, and at most 10,000: a model can ask for the next part."""
 MAX_ANSWER_CHARS = 40_000
+"""About 10,000 tokens: more is rarely read to its end."""
 QUERY_CHARS = 500
-HITS = 10
+"""No useful query is longer."""
+MAX_HITS = 10
+"""A page of excerpts; a better query finds the others."""
 BEFORE_CHARS = 100
+"""About a line before the hit: who said it, and about what."""
 EXCERPT_CHARS = 400
+"""A short paragraph: enough to decide whether to read on there."""
 TITLE_CHARS = 60
 """What the title of a message counts for, so that many short ones make no answer much longer than asked for."""
 
@@ -139,7 +145,7 @@ def _search_messages(messages: Sequence[Message], words: Sequence[str], place: i
         places = [folded.find(word) for word in words]
         if min(places) < 0:
             continue
-        if hits == HITS:
+        if hits == MAX_HITS:
             yield f"[more messages hold these words; go on with place={number}]"
             return
         hits += 1

@@ -26,14 +26,16 @@ from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool
 from stepengine.tools.bounds import over_bound, up_to
-from stepengine.tools.memory import NOTE_CHARS, TAGS, FileMemory, MemoryStore
+from stepengine.tools.memory import MAX_TAGS, NOTE_CHARS, FileMemory, MemoryStore
 from stepengine.tools.reading_skills import working_folder
 
 __all__ = ("memory_tools_of", "project_scope")
 
 Scope: TypeAlias = Literal["project", "user"]
-RECALLED = 50
+MAX_RECALLED_NOTES = 50
+"""A tenth of the notes; a better query finds the others."""
 ANSWER_BYTES = 8 * 1024
+"""About 2,000 tokens."""
 
 
 def project_scope(folder: Path) -> str:
@@ -88,7 +90,7 @@ def _remembering(notes: _SharedNotes) -> Tool:
         ctx: ToolContext,
         text: Annotated[str, Field(min_length=1, max_length=NOTE_CHARS)],
         scope: Scope = first,
-        tags: Annotated[list[Annotated[str, Field(pattern=r"^[\w-]{1,32}$")]], Field(max_length=TAGS)] = [],  # noqa: B006
+        tags: Annotated[list[Annotated[str, Field(pattern=r"^[\w-]{1,32}$")]], Field(max_length=MAX_TAGS)] = [],  # noqa: B006
     ) -> str:
         """
         Keep a note for later conversations.
@@ -134,7 +136,7 @@ def _recalling(notes: _SharedNotes) -> Tool:
         ctx: ToolContext,
         query: Annotated[str, Field(max_length=NOTE_CHARS)] = "",
         scope: Scope | None = None,
-        limit: Annotated[int, up_to(RECALLED)] = 10,
+        limit: Annotated[int, up_to(MAX_RECALLED_NOTES)] = 10,
     ) -> str:
         """
         Search the notes that were kept in earlier conversations.
@@ -158,10 +160,10 @@ def _recalling(notes: _SharedNotes) -> Tool:
             limit: How many notes of each scope at most.
         """
         parts: list[str] = []
-        bounded = [f"({note})" for note in over_bound("limit", limit, RECALLED)]
+        bounded = [f"({note})" for note in over_bound("limit", limit, MAX_RECALLED_NOTES)]
         left = ANSWER_BYTES
         for one in notes.scopes if scope is None else (scope,):
-            for note in await notes.store.search(notes.place(ctx, one), query, min(limit, RECALLED)):
+            for note in await notes.store.search(notes.place(ctx, one), query, min(limit, MAX_RECALLED_NOTES)):
                 line = f"{one} {visible(note.line)}"
                 left -= len(line.encode()) + 1
                 if left < 0:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.data.codec import (
-    FORMAT,
+    FORMAT_VERSION,
     STORED,
     bare,
     from_json,
@@ -96,7 +96,7 @@ def test_the_stored_form_names_type_and_fields_and_leaves_defaults_out() -> None
     )
 
     assert to_json(state) == {
-        "stepengine": FORMAT,
+        "stepengine": FORMAT_VERSION,
         "type": "agent_state",
         "run_id": "r",
         "message_history": {
@@ -150,13 +150,13 @@ def test_a_value_tells_json_from_stored_objects_and_from_tuples_of_them() -> Non
 
 
 def test_what_hooks_share_as_python_objects_is_never_stored() -> None:
-    assert to_json(Change(values={"db": object()})) == {"stepengine": FORMAT, "type": "change"}
+    assert to_json(Change(values={"db": object()})) == {"stepengine": FORMAT_VERSION, "type": "change"}
 
 
 def test_the_cause_and_the_result_of_an_error_are_not_stored() -> None:
     error = ToolError("boom", tool_name="t", result=ToolResult.error("boom"))
 
-    assert to_json(error) == {"stepengine": FORMAT, "type": "tool_error", "message": "boom", "tool_name": "t"}
+    assert to_json(error) == {"stepengine": FORMAT_VERSION, "type": "tool_error", "message": "boom", "tool_name": "t"}
 
 
 # --- what cannot be stored ------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_storing_a_value_nested_beyond_all_measure_is_refused() -> None:
         data: Any = {"type": "json", "value": 1}
         for _ in range(20_000):
             data = {"type": "value", "value": data}
-        from_json({"stepengine": FORMAT, **data})
+        from_json({"stepengine": FORMAT_VERSION, **data})
 
 
 # --- strictness -----------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_a_wrong_value_in_any_field_is_refused_and_its_place_named(name: str, da
 )
 def test_a_type_outside_the_closed_list_is_refused(kind: Any) -> None:
     with pytest.raises(DataError, match="type"):
-        from_json({"stepengine": FORMAT, "type": kind})
+        from_json({"stepengine": FORMAT_VERSION, "type": kind})
 
 
 @pytest.mark.parametrize("name", sorted(STORED))
@@ -351,7 +351,7 @@ def test_what_is_no_stored_value_is_refused(data: Any) -> None:
 
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(DataError, match="'text' needs this member") as caught:
-        from_json({"stepengine": FORMAT, "type": "user_message", "content": [{"type": "text"}]})
+        from_json({"stepengine": FORMAT_VERSION, "type": "user_message", "content": [{"type": "text"}]})
 
     assert "$.content[0].text" == caught.value.path
 
@@ -370,7 +370,7 @@ def test_a_stored_history_that_does_not_pair_is_refused() -> None:
 
 
 def test_an_image_without_a_source_is_refused_with_its_place() -> None:
-    stored = {"stepengine": FORMAT, "type": "user_message", "content": [{"type": "image"}]}
+    stored = {"stepengine": FORMAT_VERSION, "type": "user_message", "content": [{"type": "image"}]}
 
     with pytest.raises(DataError, match=r"exactly one of url=, data= and file_id= at \$\.content\[0\]"):
         from_json(stored)

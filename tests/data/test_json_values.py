@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from stepengine.data.json import (
     ABSENT,
-    MAX_DEPTH,
+    MAX_DEPTH_LEVELS,
     JsonDict,
     JsonList,
     canonical,
@@ -213,12 +213,12 @@ def test_numbers_of_64_bits_are_json(number: Any) -> None:
 
 
 def test_nesting_is_limited_to_200_levels_however_it_is_built() -> None:
-    deepest = freeze(nested(MAX_DEPTH))
+    deepest = freeze(nested(MAX_DEPTH_LEVELS))
 
-    assert nested(MAX_DEPTH) == deepest
+    assert nested(MAX_DEPTH_LEVELS) == deepest
     assert deepest == freeze(json.loads(compact(deepest)))
     for too_deep in (
-        nested(MAX_DEPTH + 1),
+        nested(MAX_DEPTH_LEVELS + 1),
         [deepest],
         {"a": deepest},
         nested(101, freeze(nested(100))),

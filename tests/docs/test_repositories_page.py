@@ -30,9 +30,9 @@ def test_the_numbers_are_those_of_the_code() -> None:
         f"at most {repository.DEEPER_FILES} paths",
         f"at most {repository.CHANGED_FILES} changed files",
         f"A head of more than {skills.HEAD_BYTES // kib} KiB",
-        f"{memory.NOTE_CHARS:,} characters a note, {memory.NOTES} notes and {memory.FILE_BYTES // kib} KiB a file",
+        f"{memory.NOTE_CHARS:,} characters a note, {memory.MAX_NOTES} notes and {memory.FILE_BYTES // kib} KiB a file",
         ", ".join([f"`{place}`" for place in skills.PLACES]),
-        f"whole words and tags count {memory.WHOLE}, beginnings {memory.PREFIX}",
+        f"whole words and tags count {memory.WHOLE_WEIGHT}, beginnings {memory.PREFIX}",
     }
 
     assert set() == {words for words in said if words not in PAGE}

@@ -17,7 +17,7 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, Ask, Engine, Parallel, StepContext, ToolCall, call, tool
 from stepengine.durable import Operator
-from stepengine.durable.process import THREADS
+from stepengine.durable.process import MAX_EXECUTOR_THREADS
 from stepengine.errors import AnswerRejected, JournalError, ToolError
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -271,7 +271,7 @@ async def test_five_hundred_runs_wait_and_are_answered_at_once(db: str, until):
     async with worker_of([ASKS], db) as worker:
         await worker.run(ASKS, "", answers={"How large?": "small"})
         # The worker's threads, which are made as they are needed and are nobody's, are all there before anything is measured.
-        await asyncio.gather(*[asyncio.to_thread(time.sleep, 0.2) for _ in range(THREADS)])
+        await asyncio.gather(*[asyncio.to_thread(time.sleep, 0.2) for _ in range(MAX_EXECUTOR_THREADS)])
 
         async def waiting():
             return len(

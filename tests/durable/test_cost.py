@@ -20,7 +20,7 @@ import pytest
 from stepengine import AgentCall, AgentDefinition, Ask, Limits, Perform, StepContext, tool
 from stepengine import call as called
 from stepengine.durable import DurableEngine, Operator, Upkeep, migrate
-from stepengine.durable.step_records import PAGE
+from stepengine.durable.step_records import PAGE_STEPS
 from stepengine.errors import StepEngineError
 
 from .shared import worker_of
@@ -152,7 +152,7 @@ async def test_going_on_reads_recorded_steps_in_large_pieces(db: str, count: int
 
     assert "yes" == form["output"]
     # Each tool that must not be repeated has two rows. The question, its answer, and the end are looked for by themselves.
-    assert len(made) <= 2 * count / PAGE + 8
+    assert len(made) <= 2 * count / PAGE_STEPS + 8
 
 
 @pytest.mark.spec("durable:UK4", "durable:U28")

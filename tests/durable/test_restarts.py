@@ -185,7 +185,7 @@ async def test_a_run_that_only_waits_is_no_poison_however_often_its_workers_die(
 @pytest.mark.deep
 @pytest.mark.spec("durable:UK9")
 async def test_a_run_that_is_long_to_go_on_with_is_told_of_once(db: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("stepengine.durable.steps.LONG", 5)
+    monkeypatch.setattr("stepengine.durable.steps.LONG_RUN_EFFECTS", 5)
     told: list[str] = []
     seen = {"observers": [lambda event: told.append(event.message) if isinstance(event, Warned) else None]}
     async with engine([LONG], db, **seen) as worker:

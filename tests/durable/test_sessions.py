@@ -516,7 +516,7 @@ async def test_a_message_is_not_taken_for_heard_because_its_id_ends_that_of_anot
 
 
 async def test_a_message_that_was_heard_is_not_read_again(db: str, until, monkeypatch):
-    monkeypatch.setattr("stepengine.durable.messages.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("stepengine.durable.messages.DELIVERY_SECONDS", 0.05)
     GATES.clear()
     looks = []
     async with engine([GATED], db) as worker:
@@ -677,7 +677,7 @@ AGREEING = AgentDefinition("agreeing", model="test/model", handle_steps=agreeing
 @pytest.mark.deep
 async def test_a_message_that_an_answer_given_up_front_took_along_is_heard_once(db: str, until, monkeypatch):
     async with await Operator.connect(db) as operator:
-        monkeypatch.setattr("stepengine.durable.messages.LOOK_SECONDS", 3600)
+        monkeypatch.setattr("stepengine.durable.messages.DELIVERY_SECONDS", 3600)
         async with engine([AGREEING], db) as worker:
             run = await worker.submit(AGREEING, "go", id="r", answers={"Go?": "yes"}, release="later")
             await operator.say(run, "left", id="m")

@@ -13,7 +13,7 @@ import pytest
 from stepengine import AgentDefinition, Parallel, StepContext, ToolCall, tool
 from stepengine import call as called
 from stepengine.durable import Operator
-from stepengine.durable.step_records import PAGE, Reserved, StepRecords
+from stepengine.durable.step_records import PAGE_STEPS, Reserved, StepRecords
 
 from .shared import worker_of
 
@@ -55,25 +55,25 @@ def records(recorded: Recorded) -> StepRecords:
 
 @pytest.mark.spec("durable:UF20")
 async def test_recorded_steps_are_read_in_pages_and_given_once():
-    recorded = Recorded(*range(1, 2 * PAGE + 11))
+    recorded = Recorded(*range(1, 2 * PAGE_STEPS + 11))
     read = records(recorded)
-    for number in range(1, 2 * PAGE + 11):
+    for number in range(1, 2 * PAGE_STEPS + 11):
         assert await read.look_up([step(number)])
         assert {"value": number} == read.pop(step(number))
         assert read.pop(step(number)) is None
 
-    assert not await read.look_up([step(2 * PAGE + 11)])
+    assert not await read.look_up([step(2 * PAGE_STEPS + 11)])
     assert 3 == recorded.asked
 
 
 @pytest.mark.spec("durable:UF20", "durable:U19")
 async def test_a_step_that_is_recorded_between_two_pages_hides_none():
-    recorded = Recorded(*range(2, 2 * PAGE))
+    recorded = Recorded(*range(2, 2 * PAGE_STEPS))
     read = records(recorded)
     assert not await read.look_up([step(1)])
     recorded.record(1)
 
-    for number in range(2, 2 * PAGE):
+    for number in range(2, 2 * PAGE_STEPS):
         assert await read.look_up([step(number)])
         assert {"value": number} == read.pop(step(number))
 

@@ -202,7 +202,7 @@ async def test_a_prompt_that_no_encoding_can_store_is_refused():
 
 
 async def test_an_engine_runs_any_number_of_definitions_that_it_was_not_made_with_and_keeps_the_last(monkeypatch):
-    monkeypatch.setattr(catalog, "KEPT", 3)
+    monkeypatch.setattr(catalog, "KEPT_DEFINITIONS", 3)
     built = engine(*["hello"] * 9)
 
     assert ["completed"] * 9 == [(await built.run(plain(f"given-{n % 7}"))).status for n in range(9)]

@@ -261,11 +261,11 @@ def every_lock_held() -> Iterator[int]:
     held = [one._lock for one in known if isinstance(one, after_fork.Lock)]
     held += [one._ready for one in known if isinstance(one, ThreadPool)]
     held = [one for one in held if one.acquire(blocking=False)]
-    patience, after_fork.PATIENCE = after_fork.PATIENCE, 0
+    patience, after_fork.PATIENCE_SECONDS = after_fork.PATIENCE_SECONDS, 0
     try:
         yield len(held)
     finally:
-        after_fork.PATIENCE = patience
+        after_fork.PATIENCE_SECONDS = patience
         for one in held:
             one.release()
 

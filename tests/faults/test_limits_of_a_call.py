@@ -160,11 +160,11 @@ async def test_each_piece_may_be_asked_for_in_a_task_of_its_own_and_a_limit_ends
 
 @pytest.mark.spec("reliability:MP24")
 async def test_a_stream_that_never_stops_is_cut_by_its_bytes_and_by_its_text(wire, monkeypatch):
-    monkeypatch.setattr(_reading, "MAX_REPLY", 4_000)
+    monkeypatch.setattr(_reading, "MAX_REPLY_BYTES", 4_000)
     error, _ = await asked(wire, sse(wire.stream(*TEXT)[0], *[b": " + b"x" * 100 + b"\n"] * 100, "fin"))
     assert (type(error), error.kind, error.retryable) == (ModelError, "too_large", False)
     monkeypatch.undo()
-    monkeypatch.setattr(_reading, "MAX_TEXT", 1_000)
+    monkeypatch.setattr(_reading, "MAX_TEXT_CHARS", 1_000)
     error, _ = await asked(wire, sse(*wire.stream("x" * 1_001, [], "end_turn"), "fin"))
     assert (error.kind, error.retryable) == ("too_large", False)
     reply, _ = await asked(wire, sse(*wire.stream("x" * 1_000, [], "end_turn"), "fin"))
@@ -174,7 +174,7 @@ async def test_a_stream_that_never_stops_is_cut_by_its_bytes_and_by_its_text(wir
 @pytest.mark.spec("reliability:MP27")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 async def test_what_a_compressed_body_unpacks_to_has_a_limit(wire, stream, monkeypatch):
-    monkeypatch.setattr(_reading, "MAX_REPLY", 100_000)
+    monkeypatch.setattr(_reading, "MAX_REPLY_BYTES", 100_000)
     bomb = gzip.compress(b" " * 10_000_000)
     assert len(bomb) < 20_000
     kind = "text/event-stream" if stream else "application/json"

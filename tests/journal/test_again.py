@@ -464,7 +464,7 @@ def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_ef
 ) -> None:
     from stepengine.journal import reading
 
-    monkeypatch.setattr(reading, "MAX_HELD", 1000)
+    monkeypatch.setattr(reading, "MAX_HELD_BYTES", 1000)
     effects = 2_000
 
     def handle_steps(ctx: Any) -> Any:
@@ -551,8 +551,8 @@ def test_the_journal_of_a_replay_is_whole_when_the_long_file_that_was_replayed_i
 ) -> None:
     from stepengine.journal import reading
 
-    monkeypatch.setattr(reading, "MAX_HELD", 1000)
-    monkeypatch.setattr(reading, "AHEAD", 100)
+    monkeypatch.setattr(reading, "MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr(reading, "AHEAD_BYTES", 100)
     agent, replies = adder_with(30)
     path = tmp_path / "run.jsonl"
     with Engine([agent], models=ScriptedModel(replies)) as engine:

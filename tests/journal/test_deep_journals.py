@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from stepengine import AgentDefinition, Engine, Tool, ToolCall
 from stepengine.cli.app import app
-from stepengine.data.json import MAX_DEPTH, is_deep_text
+from stepengine.data.json import MAX_DEPTH_LEVELS, is_deep_text
 from stepengine.errors import DataError, InputError, JournalCorrupt
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.testing import ScriptedModel
@@ -72,7 +72,7 @@ async def test_a_journal_that_is_nested_too_deep_is_refused_by_its_record(
 
 @pytest.mark.spec("replay:J51")
 async def test_a_value_as_deep_as_values_go_is_written_and_read(tmp_path: Path) -> None:
-    path = await recorded(tmp_path / "run.jsonl", nested(MAX_DEPTH - 2))
+    path = await recorded(tmp_path / "run.jsonl", nested(MAX_DEPTH_LEVELS - 2))
 
     assert check(FileJournal(path))
     for command in (["show"], ["show", "--json"], ["view", "-o", str(tmp_path / "page.html")], ["check"]):

@@ -317,7 +317,7 @@ def test_a_look_reads_only_what_is_new(tmp_path, monkeypatch):
         follower.news()
         follower.news()
 
-    assert [len(line) + module.LAST for line in lines[-3:]] == read
+    assert [len(line) + module.LAST_BYTES for line in lines[-3:]] == read
 
 
 @pytest.mark.deep

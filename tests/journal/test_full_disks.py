@@ -21,7 +21,7 @@ from stepengine.cli.app import app
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal import FileJournal, Journal, SqliteJournal, check, files, places, sqlite
 from stepengine.journal.files import FileWriter
-from stepengine.journal.places import ROOM, Reserve
+from stepengine.journal.places import RESERVE_BYTES, Reserve
 from stepengine.journal.questions import in_doubt
 
 CLOSE = os.close
@@ -91,7 +91,7 @@ def agent_of(done: list[int], folder: Path, fills: Callable[[int], int | None]) 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:JR08", "reliability:JR09")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
-@pytest.mark.parametrize("leaving", [0, 4096, 65_536, 300_000, ROOM])
+@pytest.mark.parametrize("leaving", [0, 4096, 65_536, 300_000, RESERVE_BYTES])
 @pytest.mark.parametrize("first", range(0, ROUNDS, 2))
 async def test_a_run_that_a_full_disk_cut_goes_on_when_there_is_room_and_nothing_was_in_doubt(
     disk: Path, kind: str, leaving: int, first: int
@@ -129,7 +129,7 @@ class Room:
     """
 
     def __init__(self) -> None:
-        self.left = 10 * ROOM
+        self.left = 10 * RESERVE_BYTES
         self.kept: dict[int, int] = {}
 
     def keep(self, folder: Path, size: int) -> int:
@@ -177,7 +177,7 @@ async def test_a_disk_that_an_effect_fills_costs_no_result_and_the_next_effect_d
 
     async with Engine([AgentDefinition("fills", model=None, handle_steps=handle_steps)]) as engine:
         for number in range(3):
-            room.left = 10 * ROOM
+            room.left = 10 * RESERVE_BYTES
             result = await (engine.resume(journal) if number else engine.run("fills", "go", journal=journal))
             assert [*range(number + 1)] == done
             assert [] == in_doubt(FileJournal(path).history())

@@ -80,7 +80,7 @@ def ends(value, agent, folder):
 def test_what_one_journal_refuses_for_its_length_all_refuse_with_the_same_words(value, agent, tmp_path):
     assume(agent != "fits" or value is not None)  # None is no output
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "MAX_LINE", LIMIT)
+        patch.setattr(encoding, "MAX_LINE_BYTES", LIMIT)
         (alone, _), *kept = list(ends(value, agent, tmp_path))
     assert alone.status is RunStatus.COMPLETED
     # The number of bytes is that of a record, and one that has a later time may have a digit more.

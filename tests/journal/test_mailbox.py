@@ -296,7 +296,7 @@ def test_a_letter_is_frozen_and_has_an_id_and_a_time_of_its_own() -> None:
         ({"kind": "message", "topic": "a", "path": None}, "a letter goes to the path of a run"),
         ({"kind": "message", "topic": "a", "value": {1}}, "the value of a letter is JSON"),
         ({"kind": "message", "topic": "a", "value": float("nan")}, "the value of a letter is JSON"),
-        ({"kind": "message", "topic": "a", "value": "x" * mailbox.MAX_VALUE}, "at most 1,048,576 bytes as JSON"),
+        ({"kind": "message", "topic": "a", "value": "x" * mailbox.MAX_VALUE_BYTES}, "at most 1,048,576 bytes as JSON"),
         ({"kind": "message", "topic": "a", "sent": datetime(2026, 1, 1)}, "a time with its zone"),  # noqa: DTZ001
         ({"kind": "message", "topic": "a", "sent": datetime.max.replace(tzinfo=UTC)}, "a time with its zone"),
         ({"kind": "message", "topic": "a", "sent": "now"}, "a time with its zone"),
@@ -473,7 +473,7 @@ def test_a_sender_that_stands_still_with_the_file_does_not_hold_up_others_for_ev
 ) -> None:
     import fcntl
 
-    monkeypatch.setattr(mailbox, "SECONDS", 0.05)
+    monkeypatch.setattr(mailbox, "LOCK_SECONDS", 0.05)
     journal.mailbox().post(message(1))
     with mailbox_of(journal.path).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -599,7 +599,7 @@ def test_a_full_mailbox_takes_no_letter_more(make: Make, monkeypatch: pytest.Mon
         box.post(message(3))
     assert not box.post(message(2, id="2"))
     monkeypatch.setattr(mailbox, "MAX_LETTERS", 10)
-    monkeypatch.setattr(mailbox, "MAX_BYTES", 1_000)
+    monkeypatch.setattr(mailbox, "MAX_MAILBOX_BYTES", 1_000)
     with pytest.raises(JournalWriteFailed, match="is full"):
         box.post(message("x" * 1_000))
 
@@ -676,7 +676,7 @@ def test_a_mailbox_that_is_far_too_long_is_not_read(journal: FileJournal) -> Non
 def test_a_mailbox_of_one_line_without_an_end_is_mended_by_the_next_sender(journal: FileJournal) -> None:
     journal.mailbox().post(message(1))
     with mailbox_of(journal.path).open("ab") as file:
-        file.write(b"a" * (2 * mailbox.MAX_LINE + 5))
+        file.write(b"a" * (2 * mailbox.MAX_LETTER_BYTES + 5))
 
     assert [1] == values(journal.mailbox())
     journal.mailbox().post(message(2))

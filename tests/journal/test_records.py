@@ -28,7 +28,7 @@ from stepengine.journal import FileJournal, MemoryJournal, Redactor, check
 from stepengine.journal.encoding import Encoder, outcome_members, outcome_of, pack_texts, unpack_texts
 from stepengine.journal.fingerprints import fingerprint
 from stepengine.journal.reading import read_lines
-from stepengine.journal.records import TAIL, Intent, Result, check_effect, check_input, check_members, to_line
+from stepengine.journal.records import TAIL_BYTES, Intent, Result, check_effect, check_input, check_members, to_line
 from tests import strategies as stored
 
 GOLDEN = Path(__file__).parent / "golden" / "format-1.jsonl"
@@ -231,7 +231,7 @@ def test_a_blob_is_put_back_in_however_its_name_is_written_in_a_line(dollar):
     journal = MemoryJournal(link=False)
     with Engine([AgentDefinition("a", handle_steps=asking_for("x" * 40_000))]) as engine:
         engine.run_sync("a", journal=journal)
-    body = [line[: -TAIL - 1].replace(b'{"$blob"', b'{"' + dollar + b'blob"') for line in journal.lines()]
+    body = [line[: -TAIL_BYTES - 1].replace(b'{"$blob"', b'{"' + dollar + b'blob"') for line in journal.lines()]
     history = MemoryJournal([b'%s,"crc":"%08x"}\n' % (text, zlib.crc32(text)) for text in body]).history()
     assert sum(b"blob" in text for text in body) >= 2
     assert history.outcome(history.results["", 0]).value == "x" * 40_000

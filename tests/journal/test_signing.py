@@ -41,7 +41,7 @@ from stepengine.journal import (
     sealed,
     verify,
 )
-from stepengine.journal.records import TAIL
+from stepengine.journal.records import TAIL_BYTES
 from stepengine.permissions import Policy, Rule
 from stepengine.redaction import GIVEN
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -124,7 +124,7 @@ def with_right_checksums(lines: list[bytes]) -> list[bytes]:
     """
     made, previous = [], 0
     for line in lines:
-        body = line[: -TAIL - 1]
+        body = line[: -TAIL_BYTES - 1]
         previous = zlib.crc32(body, previous)
         made.append(body + b',"crc":"%08x"}\n' % previous)
     return made
@@ -312,7 +312,7 @@ def test_a_tail_that_was_cut_and_a_record_that_was_added_by_hand_are_told(journa
         == told
     )
 
-    forged = lines[3][: -TAIL - 1].replace(b'"at":', b'"at":1')
+    forged = lines[3][: -TAIL_BYTES - 1].replace(b'"at":', b'"at":1')
     crc = zlib.crc32(forged, int(lines[-1][-11:-3], 16))
     journal.write_bytes(b"".join([*lines, forged + b',"crc":"%08x"}\n' % crc]))
     (told,) = verify(journal, public).unsigned

@@ -28,7 +28,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal import FileJournal, Journal, MemoryJournal, places
-from stepengine.journal.encoding import KEPT_BASES, Encoder
+from stepengine.journal.encoding import KEPT_REQUESTS, Encoder
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.recorder import Recorder
@@ -192,4 +192,4 @@ def test_a_request_is_the_difference_to_that_of_the_last_four_of_its_path_that_i
 
         assert set(found) <= ({best[0]} if best else set())
         assert found or best is None or not best[1].shared_prefix(transcript)
-        kept.setdefault(path, deque(maxlen=KEPT_BASES)).append((seq, transcript))
+        kept.setdefault(path, deque(maxlen=KEPT_REQUESTS)).append((seq, transcript))

@@ -12,7 +12,7 @@ from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, T
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import TranscriptError
-from stepengine.machine.history import EXPIRED, LOOKED_AT, RunHistory, left_by
+from stepengine.machine.history import EXPIRED, SLICE_MESSAGES, RunHistory, left_by
 from tests.machine.world import lines
 
 
@@ -96,7 +96,7 @@ def test_the_last_word_holds_until_something_is_said_after_it():
     assert past.last_said() == "more"
 
 
-@pytest.mark.parametrize("calls", [0, 1, LOOKED_AT - 1, LOOKED_AT, 3 * LOOKED_AT])
+@pytest.mark.parametrize("calls", [0, 1, SLICE_MESSAGES - 1, SLICE_MESSAGES, 3 * SLICE_MESSAGES])
 def test_what_was_said_last_is_found_behind_any_number_of_calls_but_not_before_the_run(calls):
     past = history(AssistantMessage("before the run"))
 

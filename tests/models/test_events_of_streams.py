@@ -17,7 +17,7 @@ import pytest
 from stepengine.data.codec import to_json
 from stepengine.data.messages import CitationPart
 from stepengine.data.models import ModelReply
-from stepengine.models._reply import MOST_UNREAD
+from stepengine.models._reply import MAX_UNREAD_NAMES
 from stepengine.models.openai.decode import IN_EVENT, READ, REPEATED
 from tests.models.members import TOMORROW, Maker, at_once, in_pieces, lost_by, objects_in, stream_of, with_more
 from tests.models.wires import FOUR
@@ -194,7 +194,7 @@ def test_names_of_what_is_not_read_are_few_short_and_printable():
     odd = [{"type": f"\x1b[31m{number}" + "x" * 500} for number in range(100)]
     names = unread(in_pieces("anthropic", [ANTHROPIC[0], *odd, *ANTHROPIC[1:]]))
 
-    assert len(names) == MOST_UNREAD
+    assert len(names) == MAX_UNREAD_NAMES
     assert all(name.isprintable() and len(name) < 100 for name in names)
 
 

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine.programs.checking import MOST_BYTES, ProgramProblem, checked_by_monty, globals_of, problems, shown
+from stepengine.programs.checking import (
+    MAX_PROGRAM_BYTES,
+    ProgramProblem,
+    checked_by_monty,
+    globals_of,
+    problems,
+    shown,
+)
 from stepengine.programs.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.programs.stubs import ALIASES
 from tests.programs import corpus
@@ -343,7 +350,7 @@ def test_what_is_long_is_looked_at_in_time_that_grows_with_it(line):
 
 @pytest.mark.spec("programs:PG24")
 def test_a_program_is_read_up_to_a_size_and_a_depth():
-    too_long = "x = 1\n" * (MOST_BYTES // 6 + 1)
+    too_long = "x = 1\n" * (MAX_PROGRAM_BYTES // 6 + 1)
     deep = [
         "x = " + "(" * 5_000 + ")" * 5_000,
         "x = " + "-" * 50_000 + "1",

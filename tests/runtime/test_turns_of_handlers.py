@@ -65,7 +65,7 @@ async def test_it_is_left_to_its_end_and_the_run_is_replayed_as_it_ended(tmp_pat
 
 
 async def test_it_is_ended_when_it_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepengine.runtime.driver.LAST_TURN", SOON)
+    monkeypatch.setattr("stepengine.runtime.driver.LAST_TURN_SECONDS", SOON)
     begun, stopped = threading.Event(), threading.Event()
 
     def work() -> int:

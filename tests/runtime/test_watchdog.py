@@ -26,7 +26,7 @@ def quick(monkeypatch):
     A watchdog that looks every few milliseconds, and is not so impatient that a busy machine makes it speak.
     """
     monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.005)
-    for name in ("TOOL_SECONDS", "OTHER_SECONDS"):
+    for name in ("BLOCKING_TOOL_SECONDS", "BLOCKING_SECONDS"):
         monkeypatch.setattr(watchdog, name, 0.4)
 
 

@@ -19,7 +19,7 @@ from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import FileMemory, MemoryStore, Note, memory_tools
-from stepengine.tools.memory import FILE_BYTES, NOTES
+from stepengine.tools.memory import FILE_BYTES, MAX_NOTES
 from stepengine.tools.remembering import project_scope
 
 KEY = "sk-ant-api03-" + "A1b2C3d4" * 10
@@ -146,7 +146,7 @@ async def test_ids_are_never_used_again_and_lines_of_people_stay(tmp_path: Path)
 @pytest.mark.spec("interfaces:IF106")
 async def test_a_full_file_takes_no_more_and_names_the_oldest_three(tmp_path: Path) -> None:
     store = FileMemory(tmp_path)
-    lines = [Note(id=f"m{n}", text=f"note {n}", date="2026-01-01").line for n in range(1, NOTES + 1)]
+    lines = [Note(id=f"m{n}", text=f"note {n}", date="2026-01-01").line for n in range(1, MAX_NOTES + 1)]
     (tmp_path / "user.md").write_text("\n".join(lines))
     with pytest.raises(ToolError, match=r"no room.*\n.*note 1\n.*note 2\n.*note 3$"):
         await store.write("user", "one more", (), "")

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = ("evaluate",)
 
-MAX_SEED = 2**31
 MAX_RESULTS = 64 * 1024 * 1024
 
 
@@ -199,6 +198,7 @@ def _refuse_problems(evaluation: Evaluation, asked: EvaluateOptions) -> None:
 
 def _outcome(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -> tuple[Path, Outcome]:
     from stepengine.judging.evaluating import EvaluationMode, run_samples
+    from stepengine.judging.evaluation_report import MAX_SEED
     from stepengine.testing import ScriptedModel
 
     root = Path(asked.file).resolve().parent

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ("improve",)
 
-MAX_SEED = 2**31
 IMPROVER = "improver"
 SCRIPTED = "scripted/model"
 JOURNAL, BOOK = "improver.jsonl", "bought.jsonl"
@@ -239,6 +238,8 @@ class _PlannedSearch:
         return made
 
     def _plan(self, budget: str) -> None:
+        from stepengine.judging.evaluation_report import MAX_SEED
+
         asked = self.asked
         self.folder = Path(asked.goes_on or asked.out or _new_folder(self.agent.id))
         if asked.goes_on:

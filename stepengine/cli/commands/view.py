@@ -107,8 +107,8 @@ def view(
 
 
 def _write_page(options: Options, other: str, wanted: _ViewOptions) -> Exit:
-    from stepengine.journal.places import OWNER_ONLY
     from stepengine.judging.viewing.rendering import rendered
+    from stepengine.system.calls import OWNER_FILE_MODE
 
     journals = [readable_journal(name) for name in (options.journal, other) if name]
     target = Path(wanted.output) if wanted.output else _beside(journals[0])
@@ -128,7 +128,7 @@ def _write_page(options: Options, other: str, wanted: _ViewOptions) -> Exit:
         return complain(msg, Exit.FAILED)
     try:
         # It says what the journal says, which nobody else may read either; whoever shares a page gives that away.
-        with open(target, "w", encoding="utf-8", opener=partial(os.open, mode=OWNER_ONLY)) as file:
+        with open(target, "w", encoding="utf-8", opener=partial(os.open, mode=OWNER_FILE_MODE)) as file:
             file.write(made.html)
     except OSError as error:
         msg = f"the page cannot be written to {str(target)!r}: {error.strerror}"

@@ -57,7 +57,8 @@ class Family:
 
 MANUAL = Family(adaptive=False)
 NEWEST = Family(enabled=False, off="word", display=True, max_output=128_000, searches=True)
-K64 = 64_000
+K64_TOKENS = 64_000
+"""The output limit that Anthropic documents for these families."""
 
 # Largest outputs: "Max output" of each model's page under platform.claude.com/docs/en/models (August 2026), and the words
 # of the API itself: "max_tokens: 9999999 > 128000, which is the maximum allowed number of output tokens for
@@ -66,16 +67,16 @@ K64 = 64_000
 FAMILIES = (
     attrs.evolve(NEWEST, names=r"claude-(?:fable|mythos)-", off="never", demands=False),
     attrs.evolve(MANUAL, names=r"claude-(?:3-5|2|instant)", max_output=DEFAULT_MAX_TOKENS),
-    attrs.evolve(MANUAL, names=r"claude-3-7", max_output=K64),
+    attrs.evolve(MANUAL, names=r"claude-3-7", max_output=K64_TOKENS),
     attrs.evolve(MANUAL, names=r"claude-3", max_output=4_096),
     attrs.evolve(MANUAL, names=r"claude-opus-4(?:-[01])?(?:[-@]\d{8}|$)", max_output=32_000),
-    attrs.evolve(MANUAL, names=r"claude-(?:sonnet|haiku)-4(?:-[01])?(?:[-@]\d{8}|$)", max_output=K64),
-    attrs.evolve(MANUAL, names=r"claude-(?:opus|sonnet|haiku)-4-5", max_output=K64, searches=True),
+    attrs.evolve(MANUAL, names=r"claude-(?:sonnet|haiku)-4(?:-[01])?(?:[-@]\d{8}|$)", max_output=K64_TOKENS),
+    attrs.evolve(MANUAL, names=r"claude-(?:opus|sonnet|haiku)-4-5", max_output=K64_TOKENS, searches=True),
     Family(names=r"claude-(?:opus|sonnet|haiku)-4-6", display=True, max_output=128_000, searches=True),
     attrs.evolve(NEWEST, names=r"claude-(?:opus-4-[78]|(?:opus|sonnet)-5)(?:[-@]\d{8}|$)"),
     attrs.evolve(NEWEST, names=r"claude-(?:opus|sonnet)-", is_guess=True),
     # Names that are newer than this table: the nearest family, and a limit that all since 4.5 take.
-    attrs.evolve(NEWEST, names=r"claude-", max_output=K64, is_guess=True),
+    attrs.evolve(NEWEST, names=r"claude-", max_output=K64_TOKENS, is_guess=True),
 )
 
 

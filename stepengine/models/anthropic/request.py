@@ -14,7 +14,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from stepengine.data.models import ModelRequest, ModelSettings
+from stepengine.data.models import DEFAULT_BUDGET_TOKENS, ModelRequest, ModelSettings
 from stepengine.data.server_tools import CodeExecution, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._deferring import hidden_names
@@ -31,7 +31,7 @@ __all__ = (
     "BINDING_BETA",
     "FALLBACK_BETA",
     "FAST_BETA",
-    "MIN_BUDGET",
+    "MIN_BUDGET_TOKENS",
     "TOOL_SEARCH",
     "UNPROMISING",
     "Site",
@@ -51,8 +51,8 @@ __all__ = (
     "ways_of",
 )
 
-MIN_BUDGET = 1024
-DEFAULT_BUDGET = 10_000
+MIN_BUDGET_TOKENS = 1024
+"""Anthropic documents 1,024 tokens as the smallest budget of thinking."""
 UNDEMANDED = frozenset({None, "auto", "none"})
 
 BOUND = re.compile(r"claude-fable-5-1")
@@ -176,7 +176,7 @@ def encode(
     limit = limit_of(request, model, family, ways, after=after)
     manual = asked is not None and asked["type"] == "enabled"
     if asked is not None and manual and limit <= asked["budget_tokens"]:
-        asked = {**asked, "budget_tokens": max(MIN_BUDGET, limit - 1)}
+        asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, limit - 1)}
     optional = {
         "model": model if site.names_model else None,
         "max_tokens": limit,
@@ -296,7 +296,7 @@ def thinking_of(request: ModelRequest, model: str, family: Family, *, off: bool 
     if demanded:
         return None
     budget = budget_of(thinking)
-    amount = max(MIN_BUDGET, DEFAULT_BUDGET if budget is None else budget)
+    amount = max(MIN_BUDGET_TOKENS, DEFAULT_BUDGET_TOKENS if budget is None else budget)
     return {"type": "enabled", "budget_tokens": amount, **bound, **({} if thinking.show else {"display": "omitted"})}
 
 

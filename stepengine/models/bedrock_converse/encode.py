@@ -85,7 +85,8 @@ STORED = "s3://"
 
 UNNAMED = "Document"
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9()\[\]-]+")
-MAX_NAME = 150
+MAX_NAME_CHARS = 150
+"""AWS documents 200 characters for the name of a document; the rest is for what makes equal names different."""
 PLACE = b'"name":"\\u0000'
 """How the name of a document begins that has not been made the only one of its kind."""
 PLACED = re.compile(rb'"name":"\\u0000([A-Za-z0-9()\[\] -]+)"')
@@ -406,7 +407,7 @@ def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
 
 def document_name(told: str) -> str:
     """Return what the service takes for the name of a file: without its ending, and of few kinds of characters."""
-    return NOT_IN_NAMES.sub(" ", told.rpartition(".")[0] or told).strip()[:MAX_NAME].strip() or UNNAMED
+    return NOT_IN_NAMES.sub(" ", told.rpartition(".")[0] or told).strip()[:MAX_NAME_CHARS].strip() or UNNAMED
 
 
 def _form_of(kind: Kind, mime: str) -> str:

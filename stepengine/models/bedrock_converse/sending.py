@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.models._access import AwsAccess
+from stepengine.models._failures import HTTP_REDIRECT
 from stepengine.models.keys import Secret, given_to
 
 __all__ = ("Refused", "Signer")
 
 SERVICE = "bedrock"
-FIRST_REFUSAL = 300
 JSON = {"content-type": "application/json", "accept": "*/*"}
 
 
@@ -64,7 +64,7 @@ class Signer:
         else:
             request.headers.update(await self._signature(request, content, headers))
         response = await self._http_client.send(request, stream=True)
-        if response.status_code >= FIRST_REFUSAL:
+        if response.status_code >= HTTP_REDIRECT:
             try:
                 await response.aread()
             finally:

@@ -22,7 +22,8 @@ IN_PIECES = frozenset({"partialArgs", "willContinue"})
 """What a call holds only where its arguments are streamed."""
 
 SEGMENT = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]|\['((?:[^'\\]|\\.)*)'\]|\[(\"(?:[^\"\\]|\\.)*\")\]", re.ASCII)
-MAX_DEPTH = 100
+MAX_DEPTH_LEVELS = 100
+"""Arguments of tools have some ten levels; a path that is longer is damage."""
 SAYS_NOTHING = frozenset({"jsonPath", "willContinue"})
 VALUES = ("stringValue", "numberValue", "boolValue")
 
@@ -112,7 +113,7 @@ def _keys_of(path: str) -> list[Key]:
     """Return the keys of a path such as ``$.foo.bar[0]['a b']`` (RFC 9535)."""
     keys: list[Key] = []
     at = 1
-    while path.startswith("$") and at < len(path) and len(keys) < MAX_DEPTH:
+    while path.startswith("$") and at < len(path) and len(keys) < MAX_DEPTH_LEVELS:
         found = SEGMENT.match(path, at)
         if found is None:
             break
@@ -122,7 +123,7 @@ def _keys_of(path: str) -> list[Key]:
         keys.append(int(index) if index else read_json(utf8(double)) if double is not None else name)
         at = found.end()
     if not keys or at < len(path):
-        msg = f"a piece of arguments has the path {path[:MAX_DEPTH]!r}, which leads nowhere"
+        msg = f"a piece of arguments has the path {path[:MAX_DEPTH_LEVELS]!r}, which leads nowhere"
         raise ValueError(msg)
     return keys
 

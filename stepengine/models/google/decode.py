@@ -27,7 +27,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.usage import Usage
 from stepengine.models._failures import (
-    MAX_ID,
+    MAX_ID_CHARS,
     RequestLabel,
     given_up,
     malformed_call,
@@ -37,7 +37,7 @@ from stepengine.models._failures import (
 )
 from stepengine.models._json import call_part, count_of, newer_in, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import MOST_UNREAD, UNKNOWN, made_part, reply_of, seen, shown_text, word_at
+from stepengine.models._reply import MAX_UNREAD_NAMES, UNKNOWN, made_part, reply_of, seen, shown_text, word_at
 from stepengine.models.google.calls import IN_PIECES, NewestCall, joined_call
 from stepengine.models.google.encode import GOES_ON_WITH
 from stepengine.models.keys import printable
@@ -154,7 +154,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         raw=raw,
         usage=usage,
         answered=text_at(data, "modelVersion"),
-        request_id=request_id or printable(text_at(data, "responseId"), MAX_ID) or None,
+        request_id=request_id or printable(text_at(data, "responseId"), MAX_ID_CHARS) or None,
         kept=kept,
     )
 
@@ -165,7 +165,9 @@ def _newer(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
         "more": newer_in(data, IN_REPLY),
         "more_of_candidate": newer_in(candidate, IN_CANDIDATE),
         "more_of_content": newer_in(object_at(candidate, "content"), IN_CONTENT),
-        "unread": [f"candidates[{index}]" for index in range(1, len(objects_at(data, "candidates")))][:MOST_UNREAD],
+        "unread": [f"candidates[{index}]" for index in range(1, len(objects_at(data, "candidates")))][
+            :MAX_UNREAD_NAMES
+        ],
     }
     return {name: value for name, value in found.items() if value}
 

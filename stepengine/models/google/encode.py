@@ -68,6 +68,7 @@ DUMMY_SIGNATURE = base64_of(b"skip_thought_signature_validator")
 GENERATION = re.compile(r"(?:models/)?gemini-(\d+)")
 LATEST = re.compile(r"(?:models/)?gemini-[a-z-]+-latest$")
 SIGNED_SINCE = 3
+"""The generation of Gemini that refuses a call whose thought signature is missing."""
 FILES = "https://generativelanguage.googleapis.com/v1beta/files/"
 MAX_INLINE = 15_000_000
 """Bytes that are, as base64, the 20 MB of a request (providers:PV51)."""

@@ -14,6 +14,8 @@ from typing import Any
 
 from attrs import frozen
 
+from stepengine.models._failures import HTTP_REDIRECT
+
 __all__ = ("INTERACTIONS", "GoogleClients", "Refused", "create_clients", "deleted", "post", "uploaded")
 
 QUESTION = "-"
@@ -21,7 +23,6 @@ INTERACTIONS = "interactions"
 COUNTING = ":countTokens"
 SOON, SELDOM = 0.1, 5.0
 """Seconds between two questions whether a file has been read, the first and at most."""
-FIRST_REFUSAL = 300
 SENT_BY_SDK = frozenset({"content-length", "transfer-encoding", "host", "connection"})
 
 
@@ -140,7 +141,7 @@ class Refused(Exception):
 
 
 async def _raise_if_refused(response: Any) -> None:
-    if response.status_code >= FIRST_REFUSAL:
+    if response.status_code >= HTTP_REDIRECT:
         await response.aread()
         raise Refused(response)
 

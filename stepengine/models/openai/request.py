@@ -29,7 +29,8 @@ TOOL_SEARCH = {"type": "tool_search"}
 """The API's search of tools (providers:PV64)."""
 
 WORDS = frozenset({"auto", "none", "required"})
-KEY_LENGTH = 32
+KEY_DIGITS = 32
+"""128 bits tell conversations apart, and the key is within the 64 characters that OpenAI documents."""
 PROGRAM = "programmatic"
 """Who calls a tool from a program."""
 OPENAI_ITSELF = frozenset({"openai", "azure_responses"})
@@ -216,4 +217,4 @@ def _cache_key(request: ModelRequest) -> str:
     digest = hashlib.sha256(request.system_prompt.encode("utf-8", "replace"))
     if len(request.messages):
         digest.update(request.messages[0].text.encode("utf-8", "replace"))
-    return digest.hexdigest()[:KEY_LENGTH]
+    return digest.hexdigest()[:KEY_DIGITS]

@@ -31,7 +31,7 @@ from stepengine.models._failures import RequestLabel, body_failure, given_up, pr
 from stepengine.models._json import call_part, list_at, newer_in, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import (
-    MOST_UNREAD,
+    MAX_UNREAD_NAMES,
     UNKNOWN,
     billed,
     kept_of,
@@ -195,7 +195,7 @@ def _newer(data: Mapping[str, object], choice: Mapping[str, object], message: Ma
         "more": newer_in(data, IN_REPLY),
         "more_of_choice": newer_in(choice, IN_CHOICE),
         "more_of_message": of_message,
-        "unread": [f"choices[{index}]" for index in range(1, len(objects_at(data, "choices")))][:MOST_UNREAD],
+        "unread": [f"choices[{index}]" for index in range(1, len(objects_at(data, "choices")))][:MAX_UNREAD_NAMES],
     }
     return {name: value for name, value in found.items() if value}
 

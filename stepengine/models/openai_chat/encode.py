@@ -66,7 +66,8 @@ from stepengine.models.presets import Preset
 
 __all__ = ("Flags", "encode_message", "encode_messages")
 
-NINE = 9
+ID_CHARS = 9
+"""Mistral demands nine letters and digits (ecosystem:EC83)."""
 SOUNDS = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 
 Json = dict[str, Any]
@@ -264,7 +265,7 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> ChatEn
 
 def _nine(call_id: str) -> str:
     """Return an id of nine letters and digits, as Mistral demands them (ecosystem:EC83)."""
-    return hashlib.sha256(utf8(call_id)).hexdigest()[:NINE]
+    return hashlib.sha256(utf8(call_id)).hexdigest()[:ID_CHARS]
 
 
 def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> object:

@@ -13,11 +13,16 @@ from stepengine.errors import ToolError
 
 __all__ = ("TextReplacement", "replace_all", "unified_diff")
 
-CONTEXT = 3
+CONTEXT_LINES = 3
+"""As many as in every unified diff."""
 DIFF_CHARS = 20_000
+"""About 5,000 tokens and some screens: a person still reads through it."""
 DIFF_LINES = 20_000
+"""Comparing takes time that may grow with the square; this many lines take about a second."""
 SHOWN_LINES = 10
+"""Enough line numbers to see where the text is; further ones say nothing new."""
 COUNTED_PLACES = 100
+"""A text that is found this often is too short to mean one place; counting on would only take time."""
 
 
 @frozen
@@ -139,12 +144,12 @@ def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIF
     tail = 0
     while tail < min(len(before), len(after)) - same and before[-1 - tail] == after[-1 - tail]:
         tail += 1
-    first = max(0, same - CONTEXT)
-    keep = max(0, tail - CONTEXT)
+    first = max(0, same - CONTEXT_LINES)
+    keep = max(0, tail - CONTEXT_LINES)
     old_part, new_part = before[first : len(before) - keep], after[first : len(after) - keep]
     if max(len(old_part), len(new_part)) > DIFF_LINES:
         return f"(the changes span {max(len(old_part), len(new_part)):,} lines, too many for a diff)"
-    groups = BoundedMatcher(old_part, new_part).get_grouped_opcodes(CONTEXT)
+    groups = BoundedMatcher(old_part, new_part).get_grouped_opcodes(CONTEXT_LINES)
     hunks = "".join([line for group in groups for line in _hunk(group, old_part, new_part, first)])
     was, now = "/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}"
     text = f"--- {was}\n+++ {now}\n{hunks}" if hunks else ""

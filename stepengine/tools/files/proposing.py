@@ -32,6 +32,7 @@ from stepengine.tools.files.writing import ALIASES, WRITE_BYTES, PathText, Repla
 __all__ = ("proposing_tools",)
 
 PROPOSED_BYTES = 8 * 1024 * 1024
+"""Proposals are in the memory of a run and its journal; two full files fit."""
 
 PREFIX = "proposed:"
 """How the members of the context begin that hold proposals; the file's path follows."""

@@ -35,8 +35,11 @@ from stepengine.tools.files.seen import note_hash
 __all__ = ("READS", "reading_tools")
 
 READ_CHARS = 100_000
+"""What the result of a tool may have (``RESULT_CHARS``)."""
 READ_LINES = 2_000
+"""Most source files in full, at about 20,000 tokens."""
 READ_PATHS = 50
+"""More files than fit in the characters of one call."""
 TOO_MANY = "not read: a call takes at most {} paths; ask for this one in another call"
 FIRST_LINE = ("start_line", "first_line")
 """Other names of ``offset``."""

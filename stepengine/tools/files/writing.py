@@ -36,7 +36,9 @@ from stepengine.tools.files.seen import known_hash, note_hash
 __all__ = ("writing_tools",)
 
 WRITE_BYTES = 4 * 1024 * 1024
+"""More than a model writes; what is written can be undone, so a journal must have room for it."""
 SHOWN_DIFFS = 1_000
+"""Diffs of calls that wait for approval; more do not wait at a time, and old ones are computed again."""
 
 OVERWRITES = ToolAnnotations(destructive=True, idempotent=True)
 EDITS = ToolAnnotations(destructive=True)

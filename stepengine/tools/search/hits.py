@@ -54,8 +54,10 @@ LONG = {
     "type": "t", "type-not": "T", "glob": "g", "after-context": "A", "before-context": "B", "context": "C", "max-count": "m",
 }  # fmt: skip
 """The letters of ripgrep's long flags."""
-LIMIT = 1_000
+MAX_FLAG_NUMBER = 1_000
+"""More lines around a hit, or hits in a file, than are shown in all."""
 FLAGS_CHARS = 2_000
+"""Some hundred flags: more than any search has."""
 KNOWN = "-i -s -S -w -F -x -U -v -c -l -n -t TYPE -T TYPE -g GLOB -A N -B N -C N -m N"
 
 
@@ -144,8 +146,8 @@ def _shorten(words: list[str]) -> str:
 
 def _take(found: dict[str, Any], letter: str, value: str) -> None:
     if letter in NUMBERS:
-        if not re.fullmatch(r"\d{1,4}", value) or int(value) > LIMIT or (letter == "m" and value == "0"):
-            msg = f"-{letter} needs a number up to {LIMIT}, not {value!r}"
+        if not re.fullmatch(r"\d{1,4}", value) or int(value) > MAX_FLAG_NUMBER or (letter == "m" and value == "0"):
+            msg = f"-{letter} needs a number up to {MAX_FLAG_NUMBER}, not {value!r}"
             raise ToolError(msg)
         found.update(dict.fromkeys(NUMBERS[letter], int(value)))
         return
@@ -162,8 +164,11 @@ def _refuse(word: str) -> None:
 
 
 SEARCH_MATCHES = 250
+"""More than a model looks at; a better pattern finds fewer."""
 SEARCH_CHARS = 20_000
+"""About 5,000 tokens."""
 SEARCH_FILE_BYTES = 4 * 1024 * 1024
+"""Source files are far smaller; larger files are data or generated."""
 
 
 @frozen

@@ -22,9 +22,12 @@ __all__ = (
     "visible",
 )
 
-LINES = 5_000
+MAX_LINES = 5_000
+"""Files of patterns have some dozen lines; each is compared with every path."""
 FILE_BYTES = 1_000_000
-BETWEEN_CHECKS = 16
+"""Far more than a file of patterns has."""
+PATTERNS_BETWEEN_CHECKS = 16
+"""Looking at the clock costs about as much as comparing some patterns."""
 BOM = "\xef\xbb\xbf"
 Parts = tuple[str, ...]
 
@@ -50,7 +53,7 @@ class Ignore:
         names = tuple(map(_bytewise, parts))
         for depth in range(len(parts) - 1, -1, -1):
             for number, pattern in enumerate(self._of(parts[:depth])):
-                if not number % BETWEEN_CHECKS and not self._budget.check_time():
+                if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.check_time():
                     return True
                 if pattern.match(names[depth:], is_folder=is_folder):
                     return not pattern.is_negated
@@ -78,8 +81,8 @@ class Ignore:
             calls.close(opened.fd)
         made: list[IgnorePattern] = []
         text = (data or b"").decode("latin-1").removeprefix(BOM)
-        for number, line in enumerate(text.split("\n")[:LINES]):
-            if not number % BETWEEN_CHECKS and not self._budget.check_time():
+        for number, line in enumerate(text.split("\n")[:MAX_LINES]):
+            if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.check_time():
                 break
             pattern = IgnorePattern.of(line.removesuffix("\r"))
             if pattern is not None:

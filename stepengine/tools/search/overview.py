@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from attrs import frozen
 from pydantic import Field
 
-from stepengine.data.estimate import estimate_tokens
+from stepengine.data.estimate import CHARS_PER_TOKEN, estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.system import calls
@@ -35,7 +35,7 @@ from stepengine.tooling.definition import Tool
 from stepengine.tools.bounds import over_bound, up_to
 from stepengine.tools.files.reading import READ_PATHS, TOO_MANY
 from stepengine.tools.search.ignore import visible
-from stepengine.tools.search.symbols import SHORTEST_STEM, has_symbols, symbols_of, words_of
+from stepengine.tools.search.symbols import SHORTEST_STEM_CHARS, has_symbols, symbols_of, words_of
 
 __all__ = (
     "finding_tool",
@@ -44,17 +44,25 @@ __all__ = (
 )
 
 FIND_RESULTS = 12
+"""About as many files as a model opens next."""
 FIND_RESULTS_MAX = 30
+"""Further ones fit the words by chance."""
 FIND_PROMPT_CHARS = 2_000
+"""A task in some paragraphs; its words are looked for in every file."""
 FIND_SOURCES = 3_000
+"""Reading the symbols of so many files takes a second or two."""
 
 Parts = tuple[str, ...]
 PROMPT_WORDS = 40
+"""The first words of a task name its subject; each is looked for in every file."""
 SHOWN_SYMBOLS = 8
-NEARNESS = 0.78
+"""A line or two for each file."""
+NEAR_RATIO = 0.78
+"""Above difflib's 0.6, where different words of four letters are near: inflections of a word stay above it."""
 SPELLED_CHARS, NEAR = 40, 1_000
 """How long a word may be that is taken for a misspelling, and of how many it may be one: comparing takes long."""
 IN_NAME, IN_FOLDER, IN_SYMBOL, WHOLE_SYMBOL, NAMED = 10.0, 4.0, 6.0, 14.0, 60.0
+"""Weights of a word by where it is found, by trial: a file that the task names comes before all others."""
 BEGINNING = 0.6
 """What a word counts that only begins like one of the description, or the other way round."""
 TESTS = frozenset({"test", "tests", "spec", "specs"})
@@ -192,14 +200,18 @@ class _Index:
     def fitting(self, word: str) -> dict[Parts, float]:
         """Return the files that a word fits and how well; the nearest spelling when there are none."""
         found = dict(self._by_word.get(word, {}))
-        if len(word) >= SHORTEST_STEM:
+        if len(word) >= SHORTEST_STEM_CHARS:
             for known, places in self._by_word.items():
-                if known != word and len(known) >= SHORTEST_STEM and (known.startswith(word) or word.startswith(known)):
+                if (
+                    known != word
+                    and len(known) >= SHORTEST_STEM_CHARS
+                    and (known.startswith(word) or word.startswith(known))
+                ):
                     for place, score in places.items():
                         found[place] = max(found.get(place, 0.0), score * BEGINNING)
-        if not found and SHORTEST_STEM < len(word) <= SPELLED_CHARS:
+        if not found and SHORTEST_STEM_CHARS < len(word) <= SPELLED_CHARS:
             near = [known for known in self._by_word if known[:1] == word[:1] and abs(len(known) - len(word)) <= 2]  # noqa: PLR2004
-            for known in get_close_matches(word, near[:NEAR], n=1, cutoff=NEARNESS):
+            for known in get_close_matches(word, near[:NEAR], n=1, cutoff=NEAR_RATIO):
                 found = {place: score * BEGINNING for place, score in self._by_word[known].items()}
         return found
 
@@ -211,7 +223,7 @@ class _Index:
         """Return the score of a file after what holds for it as a whole."""
         if not named.isdisjoint([place[-1], "/".join(place)]):
             score += NAMED
-        elif not named.isdisjoint([s for s in self._files[place] if len(s) > SHORTEST_STEM and s not in COMMON]):
+        elif not named.isdisjoint([s for s in self._files[place] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
             score += WHOLE_SYMBOL
         is_test = any(TESTS & set(re.split(r"[._-]", part.lower())) for part in place)
         return score / 2 if is_test and not about_tests else score
@@ -223,10 +235,12 @@ class _Index:
 
 
 SUBTREE_TOKENS = 4_000
+"""An overview that is paid for at each further step."""
 SUBTREE_TOKENS_MAX = 20_000
+"""A tenth or less of a context window."""
 SUBTREE_SOURCES = 3_000
+"""Reading the symbols of so many files takes a second or two."""
 
-CHARS_PER_TOKEN = 4
 MORE = " ..."
 # fmt: off
 UNIMPORTANT = (

@@ -51,6 +51,7 @@ __all__ = (
 )
 
 SEARCH_PATTERN_CHARS = 512
+"""Far longer than patterns are; Python's search takes time that grows with them."""
 
 SHORT_LINE = 32
 """No pattern that is let through takes noticeable time for such a line; for a longer one the time is checked each time."""
@@ -166,10 +167,14 @@ def _endings(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 POLL_SECONDS = 0.1
+"""How late a cancelled search ends: a person hardly notices it."""
 OUTPUT_LINE_BYTES = 16 * 1024 * 1024
+"""A line of a file of 4 MiB as JSON with escapes."""
 EXIT = re.compile(rb"(?:pid [0-9]{1,10}\n)?(?:exit|signal) ([0-9]{1,5})\n")
-CHUNK = 65_536
-FAILED = 2
+CHUNK_BYTES = 65_536
+"""The size of a pipe on Linux, which no read exceeds."""
+FAILED_CODE = 2
+"""Ripgrep documents 2 as its exit code for an error."""
 FIXED = (
     "--no-config",
     "--no-follow",
@@ -241,7 +246,7 @@ class Ripgrep:
                 found = self._verified(sources, _text(data["path"]), spans, int(data["stats"]["matched_lines"]))
                 if found is not None:
                     yield found
-        if self._code == FAILED and self._errors:
+        if self._code == FAILED_CODE and self._errors:
             msg = f"the search failed: {self.problems}"
             raise ToolError(msg)
 
@@ -356,7 +361,7 @@ class Ripgrep:
         while out in open_ends and budget.check_time():
             ready, _, _ = select.select(list(open_ends), [], [], POLL_SECONDS)
             for fd in ready:
-                data = os.read(fd, CHUNK)
+                data = os.read(fd, CHUNK_BYTES)
                 if not data:
                     open_ends.discard(fd)
                 elif fd == err:
@@ -364,7 +369,7 @@ class Ripgrep:
                 else:
                     *whole, rest = (rest + data).split(b"\n")
                     yield from whole
-        while err in open_ends and not budget.cut and (data := os.read(err, CHUNK)):
+        while err in open_ends and not budget.cut and (data := os.read(err, CHUNK_BYTES)):
             self._errors = (self._errors + data)[: ERROR_CHARS * 4]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepengine.system.root import Root
 
 __all__ = (
-    "SHORTEST_STEM",
+    "SHORTEST_STEM_CHARS",
     "has_symbols",
     "symbols_of",
     "top_level_names",
@@ -29,8 +29,11 @@ __all__ = (
 )
 
 FILE_BYTES = 512 * 1024
+"""Larger files are generated."""
 LINE_CHARS = 300
-NAMES = 200
+"""A definition names its symbol at the beginning of its line."""
+MAX_NAMES = 200
+"""A file with more is generated, or a table."""
 
 PYTHON = r"(?:async +)?def +(\w+)|class +(\w+)|([A-Za-z]\w*) *(?::[^=]*)?=(?!=)"
 SCRIPT = (
@@ -82,7 +85,7 @@ def top_level_names(text: str, name: str) -> list[str]:
         made = match(line[:LINE_CHARS]) if line and not line[0].isspace() else None
         if made is not None:
             found.setdefault(made[made.lastindex or 0])
-            if len(found) == NAMES:
+            if len(found) == MAX_NAMES:
                 break
     return list(found)
 
@@ -105,7 +108,8 @@ def symbols_of(root: Root, parts: tuple[str, ...]) -> list[str]:
     return [] if text is None else top_level_names(text.shown, parts[-1])
 
 
-SHORTEST_STEM = 3
+SHORTEST_STEM_CHARS = 3
+"""Shorter words, such as "is" and "as", are no plurals."""
 CACHED_CHARS = 100
 """How long the texts are whose words are kept: names come again and again, descriptions and links do not."""
 
@@ -125,5 +129,5 @@ _known_words = lru_cache(maxsize=50_000)(_words)
 
 def _stem(word: str) -> str:
     """Return a word without the ``s`` of a plural."""
-    is_plural = len(word) > SHORTEST_STEM and word.endswith("s") and not word.endswith(("ss", "us", "is"))
+    is_plural = len(word) > SHORTEST_STEM_CHARS and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return word[:-1] if is_plural else word

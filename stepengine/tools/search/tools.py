@@ -27,11 +27,16 @@ from stepengine.tools.search.ripgrep import Ripgrep, find_ripgrep, python_hits
 __all__ = ("searching_tools",)
 
 SEARCH_MATCHES_PER_FILE = 15
+"""Further ones in the same file are mostly of the same kind."""
 SEARCH_SECONDS = 10.0
+"""A repository is searched in a second; a model waits no longer for one of its many searches."""
 GLOB_RESULTS = 100
+"""About 2,000 tokens of paths."""
 
 FILES_SEEN = 200_000
-GLOB_MAX = 2_000
+"""About as many as are listed within the seconds of a search."""
+GLOB_MAX_RESULTS = 2_000
+"""About 40,000 tokens of paths, for a model that asks for them."""
 
 
 def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
@@ -43,7 +48,7 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         ctx: ToolContext,
         pattern: Annotated[str, Field(min_length=1)],
         cwd: str | None = None,
-        max_results: Annotated[int, up_to(GLOB_MAX)] = GLOB_RESULTS,
+        max_results: Annotated[int, up_to(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
     ) -> dict[str, Any]:
         """
         Find files by a pattern for their path, newest first.
@@ -132,9 +137,9 @@ def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budge
     finally:
         calls.close(opened.fd)
     found.sort()
-    most = min(max_results, GLOB_MAX)
+    most = min(max_results, GLOB_MAX_RESULTS)
     notes = [f"Found {len(found):,} file{'' if len(found) == 1 else 's'}"]
-    notes += over_bound("max_results", max_results, GLOB_MAX)
+    notes += over_bound("max_results", max_results, GLOB_MAX_RESULTS)
     if len(found) > most:
         notes.append(f"the newest {most} are shown")
     if budget.cut:

@@ -42,19 +42,31 @@ __all__ = (
 )
 
 COMMAND_CHARS = 50_000
+"""About 12,000 tokens of each stream: its head and its tail, where errors are."""
 COMMAND_OUTPUT_BYTES = 64 * 1024 * 1024
+"""No command that ends prints as much; one that prints for ever is ended."""
 COMMAND_DRAIN_SECONDS = 0.2
+"""What a command printed last is in the pipe; a child that holds it open may print for ever."""
 COMMAND_TERM_SECONDS = 1.5
+"""Programs that clean up after SIGTERM do it in a moment; then they are killed."""
 
-CHUNK = 65_536
+CHUNK_BYTES = 65_536
+"""The size of a pipe on Linux, which no read exceeds."""
 DRAIN_READS = 32
+"""A pipe holds less; more comes from a child that holds it open."""
 POLL_SECONDS = 0.02
+"""How late the end of a command is noticed where nothing reports it: nobody sees it."""
 DEATH_SECONDS = 5.0
+"""More than the supervisor takes to kill everything."""
 SAID_BYTES = 4_096
+"""A line of the supervisor has some dozen bytes; this is what a read of it may hold."""
 NUMBER_DIGITS = 10
+"""Numbers of processes and exit codes have at most ten."""
 START_SECONDS = 30.0
+"""Starting takes milliseconds; a machine without memory may take long, and must not hold a run."""
 FULL = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 FULL_SECONDS = 10.0
+"""A machine that cannot start another process may be able to again soon, when one of its commands has ended."""
 REASONS = {
     errno.ENOENT: "it, or the interpreter that its first line names, does not exist",
     errno.EACCES: "it is not executable",
@@ -225,7 +237,7 @@ class _Pipe:
         if self.closed.is_set():
             return False
         try:
-            data = os.read(self._fd, CHUNK)
+            data = os.read(self._fd, CHUNK_BYTES)
         except BlockingIOError:
             return False
         except OSError:
@@ -654,8 +666,10 @@ def _refuse(what: CommandStart, number: int) -> NoReturn:
 
 
 PROC = Path("/proc")
-ROUNDS = 40
+KILL_ROUNDS = 40
+"""Each round kills what a process started meanwhile; a fork bomb may win in the end."""
 PAUSE_SECONDS = 0.01
+"""About as long as the kernel takes to end some processes."""
 
 
 def marked(marker: str) -> list[int]:
@@ -678,7 +692,7 @@ def marked(marker: str) -> list[int]:
 
 async def end_marked(env: Mapping[str, str]) -> None:
     """Kill every process with the marker of *env*, again and again until there is none; a fork bomb may win."""
-    for _ in range(ROUNDS):
+    for _ in range(KILL_ROUNDS):
         left = marked(env[MARKER])
         if not left:
             return

@@ -28,14 +28,17 @@ from stepengine.tools.shell.process import CommandProcess, CommandStart, Ending,
 __all__ = ("LIMITS", "CommandProgress", "Launch", "Runner", "Shell", "Slots", "limits_text")
 
 COMMANDS_AT_ONCE = 16
+"""Commands use whole cores; more at a time only slow each other down."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 PROGRESS_SECONDS = 0.1
+"""An event for each line would flood a reader; a person does not see ten in a second apart."""
 TERMINAL_BYTES = 1024 * 1024
 """Of what a terminal shows, how much is asked for: a result holds a part of it."""
 PROGRESS_CHARS = 2_000
+"""A screen: what a person sees of a command that prints fast."""
 SHELL = ("/bin/sh", "-eu", "{script}")
 LIMITS: Mapping[str, str] = {
     "processes": "RLIMIT_NPROC",

@@ -33,6 +33,7 @@ What other programs run outside of the sandbox: where it stands in the root, it 
 Of what file tools do not write that is all that has a plain name; of ``.git`` only a part, since commits are made there.
 """
 PROBE_SECONDS = 20
+"""Starting a program in the sandbox takes milliseconds, on a busy machine seconds."""
 
 
 def sandboxed(root: Sequence[str]) -> _Bubblewrap:

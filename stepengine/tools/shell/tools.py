@@ -47,7 +47,9 @@ __all__ = (
 )
 
 JOBS_PER_RUN = 4
+"""A server, a watcher and some builds; a model forgets jobs, and each uses a core."""
 JOB_OUTPUT_BYTES = 16 * 1024 * 1024
+"""A server that logs for days must not fill the disk."""
 
 
 class Log:
@@ -195,11 +197,14 @@ class Jobs:
 
 
 MIB = 1024 * 1024
+"""So many bytes are a mebibyte."""
 
 RUNS = ToolAnnotations(read_only=False, destructive=True, idempotent=False, open_world=True)
 LOOKS = ToolAnnotations(read_only=True, idempotent=True)
 SHOWN_CHARS = 2_000
+"""A screen of a command; a script in it may have a megabyte."""
 ACTION_CHARS = 80
+"""One line of a terminal."""
 FLOODED = f"it was killed because it printed more than {COMMAND_OUTPUT_BYTES // MIB} MiB"
 FOREVER = float("inf")
 CONFINED = "files that may hold secrets, or that a rule denies, are left out"

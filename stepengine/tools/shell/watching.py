@@ -51,7 +51,9 @@ POLL = "Run a command now and then, for one window of time, until something is s
 WATCHES = "Runs a command again and again until something is so; needs no model."
 CONDITIONS = ("succeeds", "fails", "changes", "contains")
 EVERY, MOST_EVERY = 30, 24 * 3600
+"""Half a minute between two looks by default, and a day at most: builds and deployments take minutes."""
 TIMEOUT, MOST_TIMEOUT = 3600, 7 * 24 * 3600
+"""An hour by default, and a week at most: what has not come by then needs a person."""
 WINDOW = 600
 """Seconds of polls that leave one record."""
 IN_PROCESS = 60

@@ -40,12 +40,18 @@ __all__ = (
 )
 
 MIB = 1024 * 1024
+"""So many bytes are a mebibyte."""
 WEB_BYTES = 2_000_000
+"""Pages with all their scripts have less; what is read of a page is some kilobytes of text."""
 WEB_HEADER_BYTES = 64 * 1024
+"""Servers send some kilobytes; more is an attack."""
 WEB_RATIO = 100
+"""Text is packed to a tenth, rarely to a fiftieth; more is made to fill the memory."""
 
-GZIP_OR_ZLIB = 47
-PIECE = 4_096
+GZIP_OR_ZLIB_BITS = 47
+"""Zlib documents 32 for recognizing the format by itself, added to the 15 bits of its largest window."""
+PIECE_BYTES = 4_096
+"""A packed piece of this size holds some megabytes at most, so that the limit is checked in time."""
 CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 
 
@@ -105,13 +111,13 @@ class _Inflate:
     def __init__(self, where: str, limit: int) -> None:
         self._where = where
         self._limit = limit
-        self._inflater = zlib.decompressobj(GZIP_OR_ZLIB)
+        self._inflater = zlib.decompressobj(GZIP_OR_ZLIB_BITS)
         self._read = 0
         self._made = 0
 
     def feed(self, chunk: bytes) -> bytes:
         """Return what a chunk unpacks to; in small pieces, so that what grows is seen while it grows."""
-        pieces = (chunk[start : start + PIECE] for start in range(0, len(chunk), PIECE))
+        pieces = (chunk[start : start + PIECE_BYTES] for start in range(0, len(chunk), PIECE_BYTES))
         return b"".join([self._unpacked(piece) for piece in pieces])
 
     def _unpacked(self, chunk: bytes) -> bytes:
@@ -166,10 +172,15 @@ class Gates:
 
 
 WEB_CONNECT_SECONDS = 10.0
+"""A server that can be reached answers within a second or two."""
 WEB_IDLE_SECONDS = 10.0
+"""Slow servers take seconds for a page; a silent one does not answer at all."""
 WEB_SECONDS = 20.0
+"""A server that sends a byte now and then must not hold a run."""
 WEB_REDIRECTS = 5
+"""Two or three are common (to HTTPS, to www, to a login); more are a loop."""
 WEB_FETCHES_PER_HOST = 4
+"""As few as a browser uses, so that no site is flooded."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Takes a host name and a port and returns its IP addresses."""

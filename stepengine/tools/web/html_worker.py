@@ -26,7 +26,9 @@ DROPPED = frozenset((
 HIDING = re.compile(r"display:none|visibility:hidden|opacity:0(?:\.0+)?(?:;|$)|font-size:0(?:px|em|rem|%)?(?:;|$)")
 URLS = ("href", "src")
 MAX_NODES = 400_000
-MAX_DEPTH = 400
+"""The largest pages have some ten thousand; each becomes text."""
+MAX_DEPTH_LEVELS = 400
+"""Pages are some dozen levels deep; Python's recursion has a limit of its own at 1,000."""
 MAX_CHARS = 2_000_000
 """As many as a page has bytes at most: links that are made absolute could make it many times as long."""
 
@@ -72,7 +74,7 @@ def _clean(root: Any, base: str) -> None:
             name = str(child.name).lower()
             if name.startswith("#text"):
                 continue
-            if _is_dropped(child, name) or depth > MAX_DEPTH or seen > MAX_NODES:
+            if _is_dropped(child, name) or depth > MAX_DEPTH_LEVELS or seen > MAX_NODES:
                 node.remove_child(child)
             else:
                 _absolute(child, base)

@@ -19,9 +19,12 @@ from stepengine.tools.web.fetching import UNSPECIFIED, Fetched, Gates, is_text
 __all__ = ("Page", "page_of")
 
 WEB_PARSE_SECONDS = 5.0
+"""A large page takes half a second."""
 WEB_PARSE_BYTES = 1024 * 1024 * 1024
+"""A tree of a page takes some hundred times its text."""
 
-SNIFFED = 8_192
+SNIFFED_BYTES = 8_192
+"""The beginning of a page tells HTML from text, and text from binary data."""
 HTML = ("text/html", "application/xhtml+xml")
 MARKUP = re.compile(rb"<(?:!doctype\s++html|html)\b", re.IGNORECASE)
 CHARSET = re.compile(r"charset\s*+=\s*+[\"']?+([\w.:-]{1,40}+)", re.IGNORECASE)
@@ -71,12 +74,12 @@ async def page_of(fetched: Fetched) -> Page:
         ToolError: when it is HTML and the extra ``web`` is not installed, or it cannot be read in time.
     """
     kind, charset = _kind_of(fetched)
-    if kind in HTML or (kind in ("", "text/plain") and not charset and _begins_html(fetched.body[:SNIFFED])):
+    if kind in HTML or (kind in ("", "text/plain") and not charset and _begins_html(fetched.body[:SNIFFED_BYTES])):
         return await _html_page(fetched, charset)
     bom = any(fetched.body.startswith(mark) for mark, _ in BOMS)
     if not is_text(kind) and kind not in UNSPECIFIED:
         return Page("", is_text=False)
-    if b"\0" in fetched.body[:SNIFFED] and not bom and not _codec(charset).startswith(("utf_16", "utf_32")):
+    if b"\0" in fetched.body[:SNIFFED_BYTES] and not bom and not _codec(charset).startswith(("utf_16", "utf_32")):
         return Page("", is_text=False)
     return Page(_drop_unseen(_decode(fetched.body, charset)))
 

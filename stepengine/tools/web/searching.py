@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from attrs import frozen
 
 from stepengine.data.alike import list_names
+from stepengine.data.estimate import CHARS_PER_TOKEN
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
 from stepengine.system.urls import service_url
@@ -48,12 +49,16 @@ __all__ = (
 )
 
 WEB_SEARCH_RESULTS = 5
+"""A model opens one or two of them."""
 WEB_SEARCH_RESULTS_DEEP = 20
+"""As many as search services return for one request."""
 
 Depth: TypeAlias = Literal["standard", "deep"]
 BRAVE = "https://api.search.brave.com"
 SNIPPET_CHARS = 1_000
+"""A paragraph: enough to decide whether to open the page."""
 REFUSAL_CHARS = 300
+"""About three lines of what the service says."""
 SUCCESS = range(200, 300)
 
 
@@ -213,17 +218,19 @@ async def _json(
 
 
 DOCS_PAGES = 5
+"""A topic is on one or two pages of a documentation; each is a request."""
 
 LINK = re.compile(r"\[([^\[\]\n]{1,200}+)\]\(<?+([^\s)>\[]{1,2000}+)>?+[^)\[\n]{0,500}+\)(?::?+ *+([^\n]{0,300}+))?")
 """No part goes beyond the ``[`` of the next link, so that a page full of links that never end is read once."""
-LINKS = 2_000
+MAX_LINKS = 2_000
+"""An index of a large documentation has some hundred."""
 HEADING = re.compile(r"^#{1,6}+ ", re.MULTILINE)
 WORD = re.compile(r"\w++")
 COUNTED = 5
 """How often a word counts at most in one part of a page."""
 FOUND = range(200, 300)
-CHARS_PER_TOKEN = 4
-SMALLEST_PART = 800
+SMALLEST_PART_CHARS = 800
+"""A shorter part of a page says too little to be worth its heading."""
 MORE = "\n[... the page goes on]\n"
 
 
@@ -326,7 +333,7 @@ async def _together(fetcher: Fetcher, links: Sequence[_PageLink], topic: str, ma
     for link in links[:DOCS_PAGES]:
         head = f"# {link.title}\nSource: {link.url}\n\n"
         room = left - len(head) - len(MORE)
-        if room < (SMALLEST_PART if texts else 1):
+        if room < (SMALLEST_PART_CHARS if texts else 1):
             break
         text = await _text_at(fetcher, link.url)
         if text:
@@ -354,7 +361,7 @@ def _links(text: str, base: str) -> list[_PageLink]:
     from urllib.parse import urldefrag, urljoin
 
     found: dict[str, _PageLink] = {}
-    for match in islice(LINK.finditer(text), LINKS):
+    for match in islice(LINK.finditer(text), MAX_LINKS):
         try:
             url = urldefrag(urljoin(base, match[2]))[0]
         except ValueError:  # brackets that hold no IPv6 address

@@ -22,16 +22,24 @@ from stepengine.tools.web.searching import Depth, DocsBackend, SearchBackend
 __all__ = ("reaching_tools",)
 
 WEB_FETCHES_PER_RUN = 200
+"""More than a research needs; a model in a loop must not flood the network."""
 WEB_CHARS = 20_000
+"""About 5,000 tokens of a page; a model can read on."""
 WEB_CHARS_MIN = 1_000
+"""Less says nothing of a page and costs a request."""
 WEB_CHARS_MAX = 50_000
+"""About 12,000 tokens: several pages fit in a context window."""
 DOCS_TOKENS = 10_000
+"""Some pages on one topic."""
 DOCS_TOKENS_MAX = 20_000
+"""A tenth or less of a context window."""
 
 REACHES_OUT = ToolAnnotations(open_world=True)
 """Not read-only: an address or a query can carry data out (reliability:WP6)."""
-RUNS = 1_000
+KEPT_RUNS = 1_000
+"""More than are in progress at once; the count of the oldest is forgotten."""
 QUERY_CHARS = 1_000
+"""No useful query is longer; services cut or refuse it."""
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=QUERY_CHARS)]
 
 
@@ -195,7 +203,7 @@ class _Counter:
         """
         run_id = ctx.ancestor_run_ids[0] if ctx.ancestor_run_ids else ctx.run_id
         made = self._counts[run_id] = self._counts.pop(run_id, 0) + 1
-        if len(self._counts) > RUNS:
+        if len(self._counts) > KEPT_RUNS:
             self._counts.popitem(last=False)
         if made > WEB_FETCHES_PER_RUN:
             msg = f"this run has fetched {WEB_FETCHES_PER_RUN} pages, which is the limit; work with what you have"
