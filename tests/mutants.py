@@ -321,8 +321,8 @@ MUTANTS = (
     Mutant(
         "the time that people take counts as work of a body",
         "stepengine/machine/run.py",
-        "worked += 0 if _waits(effect) else run.now - began",
-        "worked += run.now - began",
+        "worked += 0 if _waits(effect) else run.effects.now - began",
+        "worked += run.effects.now - began",
         YIELDING,
     ),
     Mutant(
@@ -747,7 +747,7 @@ MUTANTS = (
     ),
     Mutant(
         "the run's clock stands still",
-        "stepengine/machine/state.py",
+        "stepengine/machine/effect_channel.py",
         "        self.now = max(self.now, outcome.at)\n        # Messages",
         "        # Messages",
         ("tests/machine/test_calls.py", "tests/machine/test_handler.py"),

@@ -256,14 +256,14 @@ def _together(
     # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
     # this its siblings would run although `fail_fast` was asked for.
     failed = fail_fast and any(call.result is not None and call.result.is_error for call in calls)
-    outcomes = yield from run.gather(
+    outcomes = yield from run.effects.gather(
         effects, concurrency=concurrency, fail_fast=fail_fast, has_failed=failed, races=races
     )
     # Not a single child was begun, since a limit has no room for so many: that is thrown at the yield
     # (reliability:SP02). Where some ran, what they found must not be lost, and the refusal stays in its entry. A model
     # has no yield: it reads every refusal in its entry.
     if asked is not None and outcomes and all(map(_has_no_room, outcomes)):
-        run.unwrap(outcomes[0])
+        run.effects.unwrap(outcomes[0])
     stops = _distribute_outcomes(members, outcomes)
     # One after another, after all have ended: following up may ask for further effects, whose numbers have to come in
     # the order of the calls.
@@ -451,7 +451,7 @@ def _ask_round(run: RunState, asking: Sequence[_AskedCall], *, together: bool) -
         ask_effect(run, question, purpose="permission", tool_call_id=c.asked.tool_call_id, program_line=c.program_line)
         for (c, question), *_ in alike
     ]
-    outcomes = (yield from run.gather(effects)) if together else [(yield effects[0])]
+    outcomes = (yield from run.effects.gather(effects)) if together else [(yield effects[0])]
     stops: list[Stop] = []
     again: list[_AskedCall] = []
     for same, effect, outcome in zip(alike, effects, outcomes, strict=True):
@@ -543,7 +543,7 @@ def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answe
     answer = answer or _unsaid()
     event = ev.PermissionDecided(
         path=call.run.plan.path,
-        seq=call.run.seq,
+        seq=call.run.effects.seq,
         tool_name=call.own_name,
         tool_call_id=call.asked.tool_call_id,
         decision=decision,

@@ -147,7 +147,7 @@ def _carried_out(member: EffectMember) -> Flow[Any]:
     # so, so that one and several are recorded alike.
     outcomes: Sequence[Single] = ()
     if member.is_gathered:
-        outcomes = yield from run.gather(effects)
+        outcomes = yield from run.effects.gather(effects)
     elif effects:
         outcomes = ((yield effects[0]),)  # type: ignore[assignment]  # of one effect comes one outcome
     stop = member.take(outcomes)
@@ -194,7 +194,7 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
-    call.run.authors.append(author)
+    call.run.progress.authors.append(author)
     try:
         result = yield from _drive_to_result(call, author)
     except Stopped as stopped:
@@ -210,8 +210,8 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     # Closed before the call is settled: what its `finally` says must still stand before the end of the call.
     finally:
         call.run.side_events.warn(*author.close())
-        call.run.authors.pop()
-    call.settle(result, call.run.now)
+        call.run.progress.authors.pop()
+    call.settle(result, call.run.effects.now)
     yield Notify(call.finished())
 
 
@@ -246,7 +246,7 @@ def _carried_out_shown(call: ToolMember) -> Flow[Any]:
         return (yield from _carried_out(call))
     finally:
         # After a stop nothing is shown of a call: its end is told when the run goes on and the call really ends.
-        if call.run.stop is None and call.result is not None:
+        if call.run.effects.stop is None and call.result is not None:
             yield Notify(call.finished())
 
 
@@ -273,7 +273,7 @@ class ChildMember(EffectMember):
         run, asked = self.run, self._asked
         body = run.plan.body
         spawn = ef.Spawn(
-            run.number(),
+            run.effects.number(),
             self._agent_id(),
             asked.prompt,
             run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params,
@@ -285,7 +285,7 @@ class ChildMember(EffectMember):
             definition=None if isinstance(asked.agent, str) else asked.agent,
             parent=run.inheritable,
             of=self._of or 1,
-            at=run.now,
+            at=run.effects.now,
             program_line=self.program_line,
         )
         self.handed_out = (spawn,)
@@ -336,7 +336,7 @@ class Performed(EffectMember):
 
     def effects(self) -> Sequence[Leaf]:
         """Return the ``CallFunction``."""
-        self.handed_out = (ef.CallFunction(self.run.number(), self._asked),)
+        self.handed_out = (ef.CallFunction(self.run.effects.number(), self._asked),)
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
@@ -387,7 +387,7 @@ def ask_effect(
     run: RunState, *questions: Question, purpose: Any = "question", tool_call_id: str = "", program_line: int = 0
 ) -> ef.AskPerson:
     """Return the effect that asks *questions*; their ids are their names, or are made from the effect's address."""
-    seq, path = run.number(), run.plan.path
+    seq, path = run.effects.number(), run.plan.path
     # Made of the address: whoever answers days later names the question by it, so it must be the same in each process
     # that runs the handler again. Random ids would change with every replay.
     number = f"{path}.q{seq}" if path else f"q{seq}"
@@ -441,7 +441,7 @@ class Completed(EffectMember):
             settings.tool_choice if asked.tools else None,
             settings,
         )
-        self.handed_out = (ef.CallModel(run.number(), request, "complete"),)
+        self.handed_out = (ef.CallModel(run.effects.number(), request, "complete"),)
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
@@ -467,7 +467,7 @@ class Candidates(EffectMember):
     def effects(self) -> Sequence[Leaf]:
         """Return one ``CallModel`` for each."""
         run = self.run
-        self.handed_out = [ef.CallModel(run.number(), self._request, "candidate") for _ in range(self._count)]
+        self.handed_out = [ef.CallModel(run.effects.number(), self._request, "candidate") for _ in range(self._count)]
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
@@ -537,7 +537,7 @@ class WaitMember(EffectMember):
         """Return when *timeout* seconds from now have passed, in milliseconds since the root run was created."""
         # A moment and no span: whoever goes on with the run after a crash must wait for what is left and not begin
         # anew. It is counted from the run's recorded time, since the machine has no clock.
-        return None if timeout is None else self.run.now + round(timeout * 1_000)
+        return None if timeout is None else self.run.effects.now + round(timeout * 1_000)
 
 
 class Slept(WaitMember):
@@ -552,9 +552,14 @@ class Slept(WaitMember):
             wakes = self.wakes(asked.seconds) or 0
         else:
             # Rounded up, by the double negation: a date in the middle of a millisecond must not be over before it has come.
-            wakes = max(run.now, -((run.plan.created - asked.until) // timedelta(milliseconds=1)))
+            wakes = max(run.effects.now, -((run.plan.created - asked.until) // timedelta(milliseconds=1)))
         return ef.AwaitTime(
-            run.number(), asked.seconds, asked.until, wakes=wakes, asked=run.now, program_line=self.program_line
+            run.effects.number(),
+            asked.seconds,
+            asked.until,
+            wakes=wakes,
+            asked=run.effects.now,
+            program_line=self.program_line,
         )
 
     def value_of(self, outcome: Value) -> Any:
@@ -572,7 +577,7 @@ class MessageWait(WaitMember):
         run, asked = self.run, self._asked
         wakes = self.wakes(asked.timeout)
         return ef.AwaitMessage(
-            run.number(), asked.topic, asked.timeout, schema=asked.schema, wakes=wakes, asked=run.now
+            run.effects.number(), asked.topic, asked.timeout, schema=asked.schema, wakes=wakes, asked=run.effects.now
         )
 
     def value_of(self, outcome: Value) -> Any:
@@ -657,7 +662,7 @@ class ChildrenWait(WaitMember):
         # message) raises here, at the handler's yield.
         paths = tuple([run.background.known(ref) for ref in asked.refs])
         wakes = self.wakes(asked.timeout)
-        return ef.AwaitRuns(run.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.now)
+        return ef.AwaitRuns(run.effects.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now)
 
     def value_of(self, outcome: Value) -> Any:
         """Return how the ended ones ended, and count each of them the first time."""
@@ -682,7 +687,7 @@ class SendMember(WaitMember):
         """Return the ``SendToRun``."""
         asked = self._asked
         path = self.run.background.known(asked.ref)
-        return ef.SendToRun(self.run.number(), path, asked.value, asked.topic)
+        return ef.SendToRun(self.run.effects.number(), path, asked.value, asked.topic)
 
     def value_of(self, outcome: Value) -> Any:
         """Return whether it is still at work."""
@@ -697,7 +702,7 @@ class Cancelled(WaitMember):
     def effect(self) -> Leaf:
         """Return the ``EndRuns``."""
         asked = self._asked
-        return ef.EndRuns(self.run.number(), (self.run.background.known(asked.ref),), asked.reason)
+        return ef.EndRuns(self.run.effects.number(), (self.run.background.known(asked.ref),), asked.reason)
 
     def value_of(self, outcome: Value) -> Any:
         """Return how it ended."""
@@ -715,12 +720,12 @@ def end_background(run: RunState) -> Flow[None]:
     for kind, paths in run.background.left():
         effect: Leaf
         if kind == "wait":
-            effect = ef.AwaitRuns(run.number(), paths, len(paths), asked=run.now)
+            effect = ef.AwaitRuns(run.effects.number(), paths, len(paths), asked=run.effects.now)
         else:
-            effect = ef.EndRuns(run.number(), paths, "the run around it has ended")
+            effect = ef.EndRuns(run.effects.number(), paths, "the run around it has ended")
         # As an effect, so recorded: which children were still at work when the handler returned is a matter of time,
         # and a replay has to find the same.
-        awaited = run.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
+        awaited = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
         for path in awaited.done:
             _count_child_once(run, path, awaited.ended[path])
 
@@ -977,7 +982,7 @@ class ToolMember(EffectMember):
         """Return what the call needs: nothing for control tools, which are done here, one effect per child for those that spawn."""
         run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
         assert binding is not None and validated is not None  # noqa: S101, PT018
-        self._started = run.now
+        self._started = run.effects.now
         # Denials are counted in a row: a call that is let through ends the row. Asked first, since hardly a run has
         # any.
         if run.budget.denied:
@@ -995,7 +1000,7 @@ class ToolMember(EffectMember):
                 self.handed_out = [child for child in self._children if isinstance(child, ef.Spawn)]
                 self.is_fault = len(self.handed_out) < len(self._children)
             case Yielding():
-                self.handed_out = (self._effect(CallBody, validated, at=run.now, values=run.values),)
+                self.handed_out = (self._effect(CallBody, validated, at=run.effects.now, values=run.values),)
             case Driving():
                 self.handed_out = ()
             case Asking(questions):
@@ -1010,15 +1015,15 @@ class ToolMember(EffectMember):
         # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
         # microsecond for each call.
         return made_by(
-            run.number(),
+            run.effects.number(),
             asked.tool_name,
             validated.input,
             asked.tool_call_id,
             self.source,
             arguments=validated.arguments,
             state=run.frozen,
-            step_index=run.step,
-            measured=run.measured,
+            step_index=run.progress.step,
+            measured=run.prompt.measured,
             program_line=self.program_line,
             **more,
         )
@@ -1158,7 +1163,13 @@ class ToolMember(EffectMember):
             given = asked.input if validated is None else validated.input
             run.log_call(
                 ToolCallLog(
-                    asked.tool_name, given, self.result, run.step, self._duration, asked.tool_call_id, self.source
+                    asked.tool_name,
+                    given,
+                    self.result,
+                    run.progress.step,
+                    self._duration,
+                    asked.tool_call_id,
+                    self.source,
                 )
             )
 
@@ -1173,7 +1184,7 @@ class ToolMember(EffectMember):
         """Return the event that it begins."""
         return ev.ToolStarted(
             path=self.run.plan.path,
-            seq=self.run.seq,
+            seq=self.run.effects.seq,
             tool_name=self.asked.tool_name,
             tool_call_id=self.asked.tool_call_id,
             input=self.input,
@@ -1186,7 +1197,7 @@ class ToolMember(EffectMember):
         assert self.result is not None  # noqa: S101
         return ev.ToolFinished(
             path=self.run.plan.path,
-            seq=self.run.seq,
+            seq=self.run.effects.seq,
             tool_name=self.asked.tool_name,
             tool_call_id=self.asked.tool_call_id,
             result=self.result,

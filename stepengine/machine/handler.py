@@ -95,7 +95,7 @@ def run_alone(run: RunState) -> Flow[None]:
 def converse(run: RunState, author: Author) -> Flow[Any]:
     """Advance the handler until it returns or ends the run; return its value. It is closed on every way out."""
     throws = 0
-    run.authors.append(author)
+    run.progress.authors.append(author)
     try:
         asked = author.send(None)
         # By `type`: a value of the author may raise when it is asked for its class.
@@ -123,7 +123,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
     # having run (reliability:I6).
     finally:
         run.side_events.closed_with(author.close())
-        run.authors.pop()
+        run.progress.authors.pop()
 
 
 def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
@@ -186,7 +186,7 @@ def _compute(run: RunState, asked: Compute) -> Answer:
     # another version cannot come to something else.
     known = cast("ToolBody", run.plan.body).recalled(len(run.computed))
     if isinstance(known, Stop):
-        run.receive(known, asked)
+        run.effects.receive(known, asked)
         raise Stopped(known)
     outcome = yield asked if known is None else attrs.evolve(asked, known=cast("Any", known))
     if isinstance(outcome, Stop):
@@ -232,7 +232,7 @@ def _result(
     output, state, of_turn = run.output, run.frozen(), None
     if output.is_given:
         state, of_turn = output.put_into(state), output.decoded() if output.is_of_turn else None
-    return y.StepResult(state, results, run.steps_complete, texts, value, of_turn)
+    return y.StepResult(state, results, run.progress.steps_complete, texts, value, of_turn)
 
 
 def _steps(run: RunState, _: Author, asked: Any) -> Answer:
@@ -408,7 +408,7 @@ def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     dropped = sum(len(reply.tool_calls) for reply in replies)
     if dropped:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
-        yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
+        yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.effects.seq, kind="calls_dropped", message=text))
     texts = tuple([reply.said for reply in replies])
     return _result(run, texts=texts)
 
@@ -425,7 +425,7 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
         match piece:
             case Text(text):
                 run.history.add([AssistantMessage((TextPart(text),))])
-                yield Notify(ev.TextCompleted(path=run.plan.path, seq=run.seq, text=text))
+                yield Notify(ev.TextCompleted(path=run.plan.path, seq=run.effects.seq, text=text))
             case Broken(name, problem):
                 fault = True
                 results.append((yield from _report_broken_block(run, name, problem)))
@@ -439,14 +439,14 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
             case _:
                 assert_never(piece)
     if ended_by is not None and not fault:
-        run.end_turn(complete=not run.take_inbox())
+        run.progress.end_turn(complete=not run.history.take_inbox())
         take_last_word(run, (ended_by,))
     return _result(run, tuple(results))
 
 
 def _report_broken_block(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
     text = f"This tool-call block was not executed: {problem}"
-    yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="broken_block", message=text))
+    yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.effects.seq, kind="broken_block", message=text))
     return ToolResult.error(text, tool_name=name)
 
 

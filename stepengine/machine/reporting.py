@@ -37,12 +37,12 @@ def wait_for_children(run: RunState) -> Flow[bool]:
 
     One who has no step left, or was cut off, waits for nothing: there would be nobody to tell.
     """
-    can_go_on = run.budget.steps_left > 0 and run.budget.reached is None and not run.truncated
+    can_go_on = run.budget.steps_left > 0 and run.budget.reached is None and not run.progress.truncated
     if not can_go_on or not _is_told(run):
         return False
     seconds = run.budget.limits.max_wait_seconds
     if (yield from _hear(run, 1, seconds)):
-        run.end_turn(complete=False)
+        run.progress.end_turn(complete=False)
         return True
     run.side_events.warn(
         f"the turn ended after {seconds:g} s of waiting for children in the background, which were ended with it"

@@ -75,7 +75,7 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
     @property
     def authors(self) -> tuple[Author, ...]:
         """The author's generators that the run is in, from the outside in: its handler or tool body, then the hook or tool it waits for."""
-        return tuple(self._run.authors)
+        return tuple(self._run.progress.authors)
 
     @property
     def state(self) -> AgentState:
@@ -137,7 +137,7 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
     Nobody is told that it begins and ends, since its call is shown; hooks and policies see the calls that it makes.
     """
     try:
-        run.begin_run()
+        run.progress.begin_run()
         ending = yield from _run_timed(run, body, _until_body_ends(run, body))
         if run.background is not NO_CHILDREN:
             ending = yield from _without_background(run, ending)
@@ -167,9 +167,9 @@ def _run_timed(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T]:
                 msg = f"{timed_out(body.tool_name, body.timeout)} of work"
                 effect = flow.throw(ToolError(msg, tool_name=body.tool_name))
                 continue
-            began = run.now
+            began = run.effects.now
             outcome = yield effect
-            worked += 0 if _waits(effect) else run.now - began
+            worked += 0 if _waits(effect) else run.effects.now - began
             effect = flow.send(outcome)
     except StopIteration as stop:
         returned: T = stop.value
@@ -228,8 +228,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
             is_shown = isinstance(effect, Notify)
             # After a stop nothing is handed out. It is raised where the part of the machine asks, so that each
             # `finally` and `except Stopped` on the way out gives its calls a result.
-            if run.stop is not None and not is_shown:
-                effect = flow.throw(Stopped(run.stop))
+            if run.effects.stop is not None and not is_shown:
+                effect = flow.throw(Stopped(run.effects.stop))
                 continue
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
             if sides.waiting or (not is_shown and watched()):
@@ -242,7 +242,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 continue
             if isinstance(outcome, Value) and not isinstance(effect, Gather):
                 # All that ``receive`` does with what nearly every outcome is.
-                run.hear(outcome)
+                run.effects.note_arrival(outcome)
                 effect = send(outcome)
                 continue
             try:
@@ -251,7 +251,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 kind = type(outcome)
                 may_ask = kind is Failure or (kind is Gathered and Failure in map(type, outcome.outcomes))  # type: ignore[union-attr]
                 outcome = (yield from with_more(run, effect, outcome)) if may_ask else outcome  # type: ignore[arg-type]
-                received = run.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
+                received = run.effects.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
             except StepEngineError as error:
                 effect = flow.throw(error)
             else:
@@ -269,7 +269,7 @@ def _until_end(run: RunState) -> Flow[_Ending]:
         _open(run)
         if run.plan.hooks.pre_run:
             yield from hooks.pre_run(run)
-        run.begin_run()
+        run.progress.begin_run()
         returned = yield from (run_alone(run) if run.agent.handle_steps is None else converse(run, _handler(run)))
         if run.hand_off.agent_id is not None and run.budget.reached is None:
             return (yield from _hand_over(run, run.hand_off.agent_id))
@@ -287,7 +287,7 @@ def _until_end(run: RunState) -> Flow[_Ending]:
     # A handler may catch the signal of a spent limit and return in peace; the status still says what happened.
     if run.budget.reached is not None:
         return _end_at_limit(run, run.budget.reached, returned)
-    return _with_output(run, RunStatus.TRUNCATED if run.truncated else RunStatus.COMPLETED, returned)
+    return _with_output(run, RunStatus.TRUNCATED if run.progress.truncated else RunStatus.COMPLETED, returned)
 
 
 def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
@@ -299,8 +299,8 @@ def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
         StepEngineError: when the other agent could not start.
     """
     # An effect with a number, as of any child: recorded, resumed and replayed as these are.
-    effect = Spawn(run.number(), agent_id, parent=run.inheritable, is_inline=True, at=run.now)
-    child: ChildResult = run.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
+    effect = Spawn(run.effects.number(), agent_id, parent=run.inheritable, is_inline=True, at=run.effects.now)
+    child: ChildResult = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
     run.spent.count_child(child)
     if child.left is not None:
         run.take_history(child.left)
@@ -364,7 +364,7 @@ def _open(run: RunState) -> None:
         added.append(UserMessage((TextPart(content),), ("USER_PROMPT",)))
     # A run that goes on with an open step has its instructions in the history already, before that step; a second copy
     # would stand between a call and its result.
-    if run.waiting and run.agent.handle_steps is None and run.reopen_step(added):
+    if run.waiting and run.agent.handle_steps is None and run.history.reopen(added):
         # The instructions stand before it; what is said now follows the answer.
         return
     instructions = _instructions(run)
@@ -415,7 +415,7 @@ def _context(run: RunState) -> StepContext:
         logger=run.side_events,
         random=plan.random,  # type: ignore[arg-type]  # whoever plans for a handler gives one
         created=plan.created,
-        elapsed=lambda: run.now,
+        elapsed=lambda: run.effects.now,
         notify=run.side_events.notify,
         is_asked=bool(plan.prompt.strip() or plan.params_json),
     )
@@ -426,7 +426,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     if run.background is not NO_CHILDREN:
         ending = yield from _without_background(run, ending)
     # Said too late to be answered, but said: the next run of the conversation reads it.
-    run.take_inbox()
+    run.history.take_inbox()
     _expire_at_end(run, ending.status)
     if ending.error is not None:
         for problem in run.side_events.problems:
@@ -447,7 +447,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
 
 def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
     """Return how a run ends once none of its background children is at work; whoever drives a stopped run ends them itself."""
-    if run.stop is not None:
+    if run.effects.stop is not None:
         return ending
     try:
         yield from end_background(run)
@@ -471,10 +471,10 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
             yield from hooks.on_suspend(run, run.pending)
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
-            yield Notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
-            yield from map(Notify, run.side_events.enter(RunPhase.FAILED, "", run.seq))
+            yield Notify(ev.RunFailed(path=path, seq=run.effects.seq, error=str(error), kind=type(error).__name__))
+            yield from map(Notify, run.side_events.enter(RunPhase.FAILED, "", run.effects.seq))
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
-            yield from map(Notify, run.side_events.enter(RunPhase.DONE, "", run.seq))
+            yield from map(Notify, run.side_events.enter(RunPhase.DONE, "", run.effects.seq))
         case _:
             assert_never(ending.status)
 
@@ -492,17 +492,17 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
     return Finished(
         status=ending.status,
         state=run.frozen(),
-        stop_reason=run.stop_reason,
+        stop_reason=run.progress.stop_reason,
         output=ending.output,
         text=_text_at_end(run, ending),
         error=ending.error,
         is_left=ending.stop is not None and ending.stop.kind == "shutdown",
         limit=run.budget.reached,
         pending=run.pending,
-        began=run.began,
+        began=run.progress.began,
         spending=run.spent.total(run.agent.id),
         tool_calls=tuple(run.tool_log),
-        thinking=tuple(run.thinking),
+        thinking=tuple(run.progress.thinking),
         children=tuple(children),
         warnings=tuple(run.side_events.warnings),
         opening=run.history.opening,

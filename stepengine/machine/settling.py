@@ -79,8 +79,8 @@ def settle_output(run: RunState, returned: object) -> Flow[None]:
         _take_returned(run, returned)
     if run.agent.output_mode != "structured_output" or _is_settled(run, returned):
         return
-    remedy = "" if run.has_asked else REMEDY
-    if run.has_asked or (run.output.issues and run.plan.model):
+    remedy = "" if run.progress.has_asked else REMEDY
+    if run.progress.has_asked or (run.output.issues and run.plan.model):
         yield from _correct_output(run, returned, remedy)
     if not run.output.is_given and run.budget.reached is None:
         raise run.output.missing(remedy)
@@ -101,7 +101,7 @@ def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
 
 def _is_settled(run: RunState, returned: object) -> bool:
     """Return whether nothing is missing; without a schema a handler that asked for no step need not give anything."""
-    return run.output.is_given or (not run.output.is_checked and (returned is not None or not run.has_asked))
+    return run.output.is_given or (not run.output.is_checked and (returned is not None or not run.progress.has_asked))
 
 
 def _take_returned(run: RunState, returned: object) -> None:

@@ -101,7 +101,7 @@ def _child(
             return ChildResult(agent_id=agent_id, status="failed", error=error)
         agent_id = found
     return Spawn(
-        run.number(),
+        run.effects.number(),
         agent_id,
         entry.prompt,
         run.plan.mend_params(entry.definition or agent_id, entry.params) if entry.params else entry.params,
@@ -110,5 +110,5 @@ def _child(
         parent=parent,
         is_inline=is_inline,
         of=of,
-        at=run.now,
+        at=run.effects.now,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.walks import walked
-from stepengine.machine.state import RunState
+from stepengine.machine.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {
@@ -46,7 +46,7 @@ def test_the_way_of_a_step_is_no_longer_than_it_was() -> None:
 
 def test_one_call_more_of_the_package_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     before = walked("bare STEP").calls
-    ask = RunState.ask_step
-    monkeypatch.setattr(RunState, "ask_step", lambda run: ask(run) and ask(run))
+    ask = Progress.ask_step
+    monkeypatch.setattr(Progress, "ask_step", lambda progress: ask(progress) and ask(progress))
 
     assert before + 1 == walked("bare STEP").calls

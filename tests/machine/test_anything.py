@@ -18,6 +18,8 @@ from stepengine.data.questions import Decision
 from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, PerformError, UnknownOutcome
+from stepengine.machine import run as machine_run
+from stepengine.machine.run import exchange
 from stepengine.machine.state import RunState
 from tests.machine.world import ADD, STEP, STEP_ALL, World, agent, binding, call, child, limits, play, reply, thought
 
@@ -259,7 +261,7 @@ def test_any_handler_in_any_world_ends_well(program, given_world, points):
 @given(programs, worlds, hook_points)
 def test_the_state_that_anybody_is_shown_is_that_of_the_moment(program, given_world, points):
     """A state is made anew when anything that it holds has changed, whoever of the run's parts changed it."""
-    frozen, receive, kept = RunState.frozen, RunState.receive, []
+    frozen, kept = RunState.frozen, []
 
     def shown(run):
         known = run._frozen
@@ -272,10 +274,20 @@ def test_the_state_that_anybody_is_shown_is_that_of_the_moment(program, given_wo
             run._frozen = state
         return state
 
-    def received(run, outcome, effect):
-        shown(run)
-        return receive(run, outcome, effect)
+    def exchange_looking(run, flow):
+        # Looked at after each outcome, too.
+        effects = exchange(run, flow)
+        try:
+            effect = effects.send(None)
+            while True:
+                outcome = yield effect
+                shown(run)
+                effect = effects.send(outcome)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            effects.close()
 
-    with patch.object(RunState, "frozen", shown), patch.object(RunState, "receive", received):
+    with patch.object(RunState, "frozen", shown), patch.object(machine_run, "exchange", exchange_looking):
         play_in(given_world, Recorder(program), points)
     event("kept" if kept else "made anew each time")
