@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant(
         "a child that nobody waited for is left at work by its parent",
         "stepengine/machine/calls.py",
-        "for kind, paths in run.background.left():",
+        "for kind, paths in run.children.background.left():",
         "for kind, paths in ():",
         YIELDS,
     ),
@@ -272,14 +272,14 @@ MUTANTS = (
     Mutant(
         "changes of a body are lost",
         "stepengine/machine/state.py",
-        "                self.apply(change, by)\n                if self.plan.body is None",
-        "                if self.plan.body is None",
+        "                self.apply(change, by)\n                if self.body is None",
+        "                if self.body is None",
         YIELDING,
     ),
     Mutant(
         "what a body spent is not its caller's",
         "stepengine/machine/state.py",
-        "        self.spent.count_body(body)\n",
+        "        self.spent.count_body(end)\n",
         "",
         YIELDING,
     ),

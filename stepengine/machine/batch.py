@@ -67,11 +67,11 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
         # earlier step, or guesses one, would call what its agent was not given. Nor is a similar name ever taken for it
         # (reliability:MP48): `delete_file` is one letter from something harmless.
         name = asked.tool_name if asked.tool_name in offered else _resolve_tool_name(run, asked.tool_name, offered)
-        call = ToolMember(run, asked, "model", None if name is None else run.bindings[name])
+        call = ToolMember(run, asked, "model", None if name is None else run.tools.bindings[name])
         if name is None:
             # With hundreds of tools, of which the model was shown a few and finds the others by a search, a list of all
             # names in an error would be longer than the conversation.
-            known = shown_first(offered, run.bindings)
+            known = shown_first(offered, run.tools.bindings)
             hint = (
                 f" {len(offered) - len(known)} others are found with {FIND_TOOLS}." if len(known) < len(offered) else ""
             )
@@ -85,7 +85,7 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
 def _resolve_tool_name(run: RunState, name: str, offered: Collection[str]) -> str | None:
     """Return the offered tool that a model means: the tool of an agent may also be called by the agent's id (generator-contract:L28)."""
     other = name.replace("-", "_")
-    return other if other in offered and run.bindings[other].runs.how == "spawns" else None
+    return other if other in offered and run.tools.bindings[other].runs.how == "spawns" else None
 
 
 def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[object] | None = None) -> Flow[None]:
@@ -492,7 +492,7 @@ def _apply_answer(call: ToolMember, effect: AskPerson, answers: Sequence[Answer]
     if answer.by == NOBODY:
         name = call.own_name
         call.run.side_events.tell(
-            f"agent {call.run.agent.id!r}: calls of {name!r} need a person's approval, and nobody can be "
+            f"agent {call.run.plan.definition.id!r}: calls of {name!r} need a person's approval, and nobody can be "
             "asked in this run, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or give the engine an interactor"
         )
         _deny(call, UNATTENDED.format(call.asked.tool_name))

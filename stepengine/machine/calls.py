@@ -184,7 +184,7 @@ def _driven(call: ToolMember) -> Flow[ToolResult]:
     """Carry out a call whose steps are the run's own."""
     call.effects()
     runs = cast("Driving", cast("ToolBinding", call.binding).runs)
-    yield from _gone_through(call, runs.steps(call.input, call.run.own_background()))
+    yield from _gone_through(call, runs.steps(call.input, call.run.children.own_background()))
     return cast("ToolResult", call.result)
 
 
@@ -234,7 +234,7 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
         except (StepEngineError, LimitReached) as error:
             asked = author.throw(error)
         else:
-            asked = author.send(y.StepResult(run.frozen(), value=value))
+            asked = author.send(y.StepResult(run.snapshot.state(), value=value))
     msg = f"{author.what} asked for more than {MAX_FOLLOWED} things in one call"
     raise HandlerError(msg, kind="RuntimeError", location=author.location)
 
@@ -283,7 +283,7 @@ class ChildMember(EffectMember):
             self._by if body is None or not body.by_model else body.tool_call_id,
             self._is_background,
             definition=None if isinstance(asked.agent, str) else asked.agent,
-            parent=run.inheritable,
+            parent=run.snapshot.inheritable,
             of=self._of or 1,
             at=run.effects.now,
             program_line=self.program_line,
@@ -368,7 +368,7 @@ class QuestionMember(Performed):
         question = Question(
             # By the author's own name, where there is one: an answer can be given up front, before anybody knows the
             # number that the question will have.
-            self.run.named(asked.key),
+            self.run.questions.register_key(asked.key),
             asked.question,
             asked.options,
             asked.multi_select,
@@ -409,7 +409,7 @@ def ask_effect(
     ]
     # Only of a permission the person is shown where in the program it is asked for; a question of the author's says
     # itself what it is about.
-    place = run.place if purpose == "permission" else None
+    place = run.body.place if run.body is not None and purpose == "permission" else None
     return ef.AskPerson(seq, tuple(numbered), purpose, tool_call_id, place=place, program_line=program_line)
 
 
@@ -431,9 +431,9 @@ class Completed(EffectMember):
         run, asked = self.run, self._asked
         # One or the other and not both merged: a call beside the conversation, such as a summary, must not inherit the
         # response schema or the thinking budget that the agent's own turns have once it states its own.
-        settings = asked.settings or run.agent.settings
+        settings = asked.settings or run.plan.definition.settings
         request = ModelRequest(
-            run.model_of(asked.model),
+            run.plan.resolve_model(asked.model),
             asked.system_prompt or "",
             Transcript(asked.messages),
             asked.tools,
@@ -617,7 +617,7 @@ class StartMember(EffectMember):
             # A name could be any agent of the engine, so what this run may spawn is asked. A definition is an object
             # that only the tool's author can have, and needs no leave.
             if isinstance(one.agent, str) and allowed is not None and resolve_agent_id(run, one.agent) is None:
-                raise not_allowed(run.agent.id, one.agent, allowed)
+                raise not_allowed(run.plan.definition.id, one.agent, allowed)
         if call.source == "model" or any(one.agent is agent for one in self._asked.calls for agent in carried):
             self.tool_call_id = call.asked.tool_call_id
 
@@ -643,7 +643,7 @@ class StartMember(EffectMember):
                 refs.append(ref)
                 # Those that did start are taken note of although a sibling failed: they are at work, and have to be
                 # ended with the run.
-                self.run.own_background().start(ref, on_return=self._asked.on_return)
+                self.run.children.own_background().start(ref, on_return=self._asked.on_return)
         if stops:
             return merge_stops(stops)
         self.result = refs[0] if len(self._asked.calls) == 1 and refs else tuple(refs)
@@ -660,7 +660,7 @@ class ChildrenWait(WaitMember):
         run, asked = self.run, self._asked
         # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
         # message) raises here, at the handler's yield.
-        paths = tuple([run.background.known(ref) for ref in asked.refs])
+        paths = tuple([run.children.background.known(ref) for ref in asked.refs])
         wakes = self.wakes(asked.timeout)
         return ef.AwaitRuns(run.effects.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now)
 
@@ -673,7 +673,7 @@ class ChildrenWait(WaitMember):
 
 def _count_child_once(run: RunState, path: str, child: ChildResult) -> ChildResult:
     # Several waits may tell of one child, and a replayed one does so again; what it spent counts the first time only.
-    if run.background.tell(path):
+    if run.children.background.tell(path):
         run.spent.count_child(child)
     return child
 
@@ -686,7 +686,7 @@ class SendMember(WaitMember):
     def effect(self) -> Leaf:
         """Return the ``SendToRun``."""
         asked = self._asked
-        path = self.run.background.known(asked.ref)
+        path = self.run.children.background.known(asked.ref)
         return ef.SendToRun(self.run.effects.number(), path, asked.value, asked.topic)
 
     def value_of(self, outcome: Value) -> Any:
@@ -702,7 +702,7 @@ class Cancelled(WaitMember):
     def effect(self) -> Leaf:
         """Return the ``EndRuns``."""
         asked = self._asked
-        return ef.EndRuns(self.run.effects.number(), (self.run.background.known(asked.ref),), asked.reason)
+        return ef.EndRuns(self.run.effects.number(), (self.run.children.background.known(asked.ref),), asked.reason)
 
     def value_of(self, outcome: Value) -> Any:
         """Return how it ended."""
@@ -717,7 +717,7 @@ def end_background(run: RunState) -> Flow[None]:
     Raises:
         Stopped: when the world ended the run meanwhile.
     """
-    for kind, paths in run.background.left():
+    for kind, paths in run.children.background.left():
         effect: Leaf
         if kind == "wait":
             effect = ef.AwaitRuns(run.effects.number(), paths, len(paths), asked=run.effects.now)
@@ -995,12 +995,12 @@ class ToolMember(EffectMember):
             case Spawning() as runs:
                 # A function and no state: what a child inherits is frozen only for one that inherits, and then at the
                 # moment in which the child is planned.
-                parent = partial(run.inheritable, asked.tool_call_id)
+                parent = partial(run.snapshot.inheritable, asked.tool_call_id)
                 self._children = children_of(run, asked, runs, validated.input, parent)
                 self.handed_out = [child for child in self._children if isinstance(child, ef.Spawn)]
                 self.is_fault = len(self.handed_out) < len(self._children)
             case Yielding():
-                self.handed_out = (self._effect(CallBody, validated, at=run.effects.now, values=run.values),)
+                self.handed_out = (self._effect(CallBody, validated, at=run.effects.now, values=run.shared.values),)
             case Driving():
                 self.handed_out = ()
             case Asking(questions):
@@ -1021,7 +1021,7 @@ class ToolMember(EffectMember):
             asked.tool_call_id,
             self.source,
             arguments=validated.arguments,
-            state=run.frozen,
+            state=run.snapshot.state,
             step_index=run.progress.step,
             measured=run.prompt.measured,
             program_line=self.program_line,
@@ -1042,7 +1042,7 @@ class ToolMember(EffectMember):
             # What the body did until it was stopped is counted now, since it was paid for; the changes it wants are
             # made when it has come to its end, or they would be made twice.
             if outcome.body is not None:
-                self.run.take_body(outcome.body, self.asked.tool_name, was_stopped=True)
+                self.run.apply_body(outcome.body, self.asked.tool_name, was_stopped=True)
             self.close(outcome)
             return outcome
         if isinstance(outcome, Failure):
@@ -1054,7 +1054,7 @@ class ToolMember(EffectMember):
         # Before the call is settled: what the body changed must be there when the result appears, so that the very next
         # call or hook finds it. A `Failure` has changed nothing, as it never got to the body.
         if isinstance(outcome, Value) and outcome.body is not None:
-            self.run.take_body(outcome.body, self.asked.tool_name)
+            self.run.apply_body(outcome.body, self.asked.tool_name)
         self.settle(result, outcome.at)
         return None
 
@@ -1086,7 +1086,7 @@ class ToolMember(EffectMember):
         # (generator-contract:L23).
         left = children[0].left if runs.is_inline and not children[0].is_error else None
         if left is not None:
-            run.take_history(left, self.asked.tool_call_id)
+            run.apply_inline_child(left, self.asked.tool_call_id)
         self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
 
@@ -1161,7 +1161,7 @@ class ToolMember(EffectMember):
             asked, run, validated = self.asked, self.run, self._validated
             # What ran, and so with defaults filled in and names mended; what was asked stands in the history.
             given = asked.input if validated is None else validated.input
-            run.log_call(
+            run.tools.log.append(
                 ToolCallLog(
                     asked.tool_name,
                     given,
@@ -1228,9 +1228,7 @@ def result_of_call(result: ToolResult, call: ToolCallPart) -> ToolResult:
 
 def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
     """Return the error for a call of a tool that is not there."""
-    msg = (
-        f"Tool {name!r} is not available for agent {run.agent.id!r}. Available tools: {list_names(known, name)}.{hint}"
-    )
+    msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}. Available tools: {list_names(known, name)}.{hint}"
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
@@ -1238,12 +1236,12 @@ def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
     """Return the error for a call that the author may not make: what was probably meant, and what to do."""
     # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
     # may call.
-    known = tuple(run.offered)
-    near = find_nearest(name, [*known, *run.bindings], n=1, alike=NEAR)
+    known = tuple(run.tools.offered)
+    near = find_nearest(name, [*known, *run.tools.bindings], n=1, alike=NEAR)
     body = run.plan.body
-    if body is not None and (name in run.bindings or not near):
+    if body is not None and (name in run.tools.bindings or not near):
         hint = f" List it in uses=[...] of the tool {body.tool_name!r}."
-    elif name in run.bindings:
+    elif name in run.tools.bindings:
         hint = (
             " Give it to the agent in tools=[...], or call it with include_tool_call=False; then the model does not see the "
             "call and its result."
@@ -1257,20 +1255,20 @@ def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
             else " The agent has no tools; give it some in tools=[...], or the engine in Engine(tools=[...])."
         )
     listed = f" Available tools: {list_names(known, name)}." if known else ""
-    msg = f"Tool {name!r} is not available for agent {run.agent.id!r}.{listed}{hint}"
+    msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}.{listed}{hint}"
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
 def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
     """Carry out a hook's own call: unrecorded, validated, past no hooks."""
-    binding = run.bindings.get(asked.tool)
+    binding = run.tools.bindings.get(asked.tool)
     # A hook runs inside a step, or around a call: a child, a question or a control tool from there would change the
     # turn while it is being decided.
     if binding is None or binding.runs.how != "ordinary":
-        ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
+        ordinary = tuple([name for name, b in run.tools.bindings.items() if b.runs.how == "ordinary"])
         near = find_nearest(asked.tool, ordinary, n=1, alike=NEAR)
         raise unavailable(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
-    call = ToolMember(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), "hook", binding)
+    call = ToolMember(run, ToolCallPart(run.tools.call_ids.new(), asked.tool, asked.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks
     # it would also call itself.
     call.validate()

@@ -53,7 +53,7 @@ def _name(hook: Hook) -> str:
 
 
 def _what(run: RunState, point: str, hook: Hook) -> str:
-    return f"{point} hook {_name(hook)} of {run.agent.id!r}"
+    return f"{point} hook {_name(hook)} of {run.plan.definition.id!r}"
 
 
 def _wrong(run: RunState, point: str, hook: Hook, how: str, kind: str = "TypeError") -> HandlerError:
@@ -124,11 +124,11 @@ def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
         raise describe_yield(author.what, asked, author.location, ACCEPTED)
     if row.kind is ToolCall:
         result = yield from hook_call(run, asked)
-        return StepResult(run.frozen(), (result,))
+        return StepResult(run.snapshot.state(), (result,))
     if row.kind is Race:
-        return StepResult(run.frozen(), value=(yield from _race(run, author, asked)))
+        return StepResult(run.snapshot.state(), value=(yield from _race(run, author, asked)))
     value = yield from carry_out(member_of(run, asked))
-    return StepResult(run.frozen(), value=value)
+    return StepResult(run.snapshot.state(), value=value)
 
 
 def _race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:

@@ -51,15 +51,17 @@ def wait_for_children(run: RunState) -> Flow[bool]:
 
 
 def _is_told(run: RunState) -> bool:
-    if run.background is NO_CHILDREN or not run.background.at_work:
+    if run.children.background is NO_CHILDREN or not run.children.background.at_work:
         return False
     return any(
-        isinstance(b.runs, Driving) and b.runs.reports for b in map(run.bindings.get, run.offered) if b is not None
+        isinstance(b.runs, Driving) and b.runs.reports
+        for b in map(run.tools.bindings.get, run.tools.offered)
+        if b is not None
     )
 
 
 def _hear(run: RunState, need: int, timeout: float | None) -> Flow[bool]:
-    refs = run.background.at_work
+    refs = run.children.background.at_work
     waited: Waited[Any] = yield from carry_out(member_of(run, Wait(*refs, need=need, timeout=timeout)))
     if not waited.done:
         return False

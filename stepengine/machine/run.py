@@ -11,7 +11,7 @@ import json
 import traceback
 from collections.abc import Callable, Generator
 from types import GeneratorType
-from typing import Any, NamedTuple, TypeVar, assert_never
+from typing import Any, NamedTuple, TypeVar, assert_never, cast
 
 from stepengine.data import events as ev
 from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, Spawn
@@ -33,7 +33,7 @@ from stepengine.machine.plan import Finished, RunPlan, ToolBody
 from stepengine.machine.protocol import Flow
 from stepengine.machine.settling import output_of, settle_output, text_of
 from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
-from stepengine.machine.state import RunState
+from stepengine.machine.state import BodyProgress, RunState
 
 __all__ = ("Machine", "find_machine", "run_agent")
 
@@ -80,12 +80,13 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
     @property
     def state(self) -> AgentState:
         """The state of the run at this moment."""
-        return self._run.frozen()
+        return self._run.snapshot.state()
 
     @property
     def place(self) -> tuple[str, int] | None:
         """Of the body of a tool that works through a program: its text, and the line where it is, from 1."""
-        return self._run.place
+        body = self._run.body
+        return None if body is None else body.place
 
 
 def find_machine(generator: object) -> Machine | None:
@@ -136,15 +137,19 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
 
     Nobody is told that it begins and ends, since its call is shown; hooks and policies see the calls that it makes.
     """
+    done = cast("BodyProgress", run.body)
     try:
         run.progress.begin_run()
         ending = yield from _run_timed(run, body, _until_body_ends(run, body))
-        if run.background is not NO_CHILDREN:
+        if run.children.background is not NO_CHILDREN:
             ending = yield from _without_background(run, ending)
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
-            run.suspend(ending.stop.questions)
-        yield from map(Notify, run.side_events.take())
-        run.hand_on_inbox()
+            run.questions.suspend(ending.stop.questions)
+        if run.side_events.waiting:
+            yield from map(Notify, run.side_events.take())
+        if run.history.inbox:
+            # What was sent to the body belongs to the conversation of its caller.
+            done.changes.extend(run.history.remove_inbox())
         return _make_finished(run, ending)
     finally:
         run.side_events.close()
@@ -270,9 +275,11 @@ def _until_end(run: RunState) -> Flow[_Ending]:
         if run.plan.hooks.pre_run:
             yield from hooks.pre_run(run)
         run.progress.begin_run()
-        returned = yield from (run_alone(run) if run.agent.handle_steps is None else converse(run, _handler(run)))
-        if run.hand_off.agent_id is not None and run.budget.reached is None:
-            return (yield from _hand_over(run, run.hand_off.agent_id))
+        returned = yield from (
+            run_alone(run) if run.plan.definition.handle_steps is None else converse(run, _handler(run))
+        )
+        if run.children.successor is not None and run.budget.reached is None:
+            return (yield from _hand_over(run, run.children.successor))
         yield from settle_output(run, returned)
     # The order of these is that of what is stronger: a stop from outside, a hook that aborts, a spent limit, and last
     # an error.
@@ -299,13 +306,13 @@ def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
         StepEngineError: when the other agent could not start.
     """
     # An effect with a number, as of any child: recorded, resumed and replayed as these are.
-    effect = Spawn(run.effects.number(), agent_id, parent=run.inheritable, is_inline=True, at=run.effects.now)
+    effect = Spawn(run.effects.number(), agent_id, parent=run.snapshot.inheritable, is_inline=True, at=run.effects.now)
     child: ChildResult = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
     run.spent.count_child(child)
     if child.left is not None:
-        run.take_history(child.left)
+        run.apply_inline_child(child.left)
         # It may have handed the conversation on, and then the next message is for that agent.
-        run.hand_off.assign(child.left.handed_to or agent_id)
+        run.children.hand_over(child.left.handed_to or agent_id)
     error = child.error
     if child.status is RunStatus.FAILED and error is None:
         error = StepEngineError(f"agent {agent_id!r}, to which the conversation was handed over, failed")
@@ -349,22 +356,22 @@ def _with_output(run: RunState, status: RunStatus, returned: object, failure: Li
 def _open(run: RunState) -> None:
     """Append the user's message and the instructions."""
     plan = run.plan
-    unoffered = [name for name in HANDLER_ONLY if name in plan.offered]
+    unoffered = tuple(filter(plan.offered.__contains__, HANDLER_ONLY))
     if unoffered:
         listed = " and ".join(unoffered)
-        has_handler = run.agent.handle_steps is not None
+        has_handler = run.plan.definition.handle_steps is not None
         remedy = "its handler may call it without that" if has_handler else "the agent has no handler"
         run.side_events.tell(
-            f"agent {run.agent.id!r} lists {listed} in tools=, but no model is offered what only handlers may call; "
+            f"agent {run.plan.definition.id!r} lists {listed} in tools=, but no model is offered what only handlers may call; "
             f"leave it out, {remedy}"
         )
     added: list[UserMessage] = []
-    content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t.strip()])
+    content = "\n\n".join(filter(str.strip, (plan.prompt, _shown_params(plan))))
     if content:
         added.append(UserMessage((TextPart(content),), ("USER_PROMPT",)))
     # A run that goes on with an open step has its instructions in the history already, before that step; a second copy
     # would stand between a call and its result.
-    if run.waiting and run.agent.handle_steps is None and run.history.reopen(added):
+    if run.questions.waiting and run.plan.definition.handle_steps is None and run.history.reopen(added):
         # The instructions stand before it; what is said now follows the answer.
         return
     instructions = _instructions(run)
@@ -378,18 +385,18 @@ def _shown_params(plan: RunPlan) -> str:
 
 
 def _instructions(run: RunState) -> str:
-    plan, text = run.plan, run.agent.instructions_prompt
+    plan, text = run.plan, run.plan.definition.instructions_prompt
     parts = [text, plan.note]
     if plan.output_json_schema is not None and (text or plan.note):
         note = "The output of set_output must fit this JSON Schema; its fields may stand at the top level or inside `data`:"
         parts.append(f"{note}\n{compact(plan.output_json_schema)}")
-    return "\n\n".join([part for part in parts if part])
+    return "\n\n".join(filter(None, parts))
 
 
 def _handler(run: RunState) -> Author:
     """Start the handler."""
-    what = f"handle_steps of agent {run.agent.id!r}"
-    return Author(what, _start_handler(what, run.agent.handle_steps, _context(run)), by="handler")
+    what = f"handle_steps of agent {run.plan.definition.id!r}"
+    return Author(what, _start_handler(what, run.plan.definition.handle_steps, _context(run)), by="handler")
 
 
 def _start_handler(what: str, handler: Any, ctx: StepContext) -> Any:
@@ -410,7 +417,7 @@ def _context(run: RunState) -> StepContext:
     return StepContext(
         prompt=plan.prompt,
         params=plan.params,
-        agent_state=run.output.put_into(run.frozen()),
+        agent_state=run.output.put_into(run.snapshot.state()),
         model=plan.model,
         logger=run.side_events,
         random=plan.random,  # type: ignore[arg-type]  # whoever plans for a handler gives one
@@ -423,10 +430,11 @@ def _context(run: RunState) -> StepContext:
 
 def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     """Announce the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
-    if run.background is not NO_CHILDREN:
+    if run.children.background is not NO_CHILDREN:
         ending = yield from _without_background(run, ending)
     # Said too late to be answered, but said: the next run of the conversation reads it.
-    run.history.take_inbox()
+    if run.history.inbox:
+        run.history.take_inbox()
     _expire_at_end(run, ending.status)
     if ending.error is not None:
         for problem in run.side_events.problems:
@@ -467,8 +475,8 @@ def _expire_at_end(run: RunState, status: RunStatus) -> None:
 def _tell(run: RunState, ending: _Ending) -> Flow[None]:
     match ending.status:
         case RunStatus.SUSPENDED:
-            run.suspend(ending.stop.questions if ending.stop is not None else ())
-            yield from hooks.on_suspend(run, run.pending)
+            run.questions.suspend(ending.stop.questions if ending.stop is not None else ())
+            yield from hooks.on_suspend(run, run.questions.pending)
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
             yield Notify(ev.RunFailed(path=path, seq=run.effects.seq, error=str(error), kind=type(error).__name__))
@@ -486,26 +494,26 @@ def _text_at_end(run: RunState, ending: _Ending) -> str:
 
 
 def _make_finished(run: RunState, ending: _Ending) -> Finished:
-    children = run.spent.children
+    children, body = run.spent.children, run.body
     if children and ending.status is not RunStatus.SUSPENDED:
         children = list(map(no_longer_waiting, children))
     return Finished(
         status=ending.status,
-        state=run.frozen(),
+        state=run.snapshot.state(),
         stop_reason=run.progress.stop_reason,
         output=ending.output,
         text=_text_at_end(run, ending),
         error=ending.error,
         is_left=ending.stop is not None and ending.stop.kind == "shutdown",
         limit=run.budget.reached,
-        pending=run.pending,
+        pending=run.questions.pending,
         began=run.progress.began,
-        spending=run.spent.total(run.agent.id),
-        tool_calls=tuple(run.tool_log),
+        spending=run.spent.total(run.plan.definition.id),
+        tool_calls=tuple(run.tools.log),
         thinking=tuple(run.progress.thinking),
         children=tuple(children),
         warnings=tuple(run.side_events.warnings),
         opening=run.history.opening,
-        changes=tuple(run.changes),
-        computed=tuple(run.computed),
+        changes=() if body is None else tuple(body.changes),
+        computed=() if body is None else tuple(body.computed),
     )

@@ -91,7 +91,7 @@ def run_turn(run: RunState) -> Flow[None]:
     # Children in the background may still be at work when the model has ended its turn: what they say is a message,
     # which the model has to answer, so the turn goes on when they have ended.
     while not (yield from budgeted_step(run, PLAIN)) or (
-        run.background is not NO_CHILDREN and (yield from wait_for_children(run))
+        run.children.background is not NO_CHILDREN and (yield from wait_for_children(run))
     ):
         pass
 
@@ -121,9 +121,7 @@ def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[bool]:
     # The first request beyond the budget only; who asks again has been told, and gets the error.
     if budget.reached is None:
         limit, what = budget.most_steps, budget.limits.on_max_steps
-        msg = (
-            f"agent {run.agent.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
-        )
+        msg = f"agent {run.plan.definition.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
         budget.reach(LimitExceeded(msg, kind="steps", limit=limit))
         if what == "final_answer":
             yield from _final_answer(run)
@@ -171,7 +169,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
     # One `try` around the whole step: whoever watches must see each step that began end once, with a status (that was
     # broken for steps that an error left).
     try:
-        if run.background is not NO_CHILDREN:
+        if run.children.background is not NO_CHILDREN:
             yield from hear_of_children(run)
         if watched():
             # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
@@ -179,7 +177,9 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
             run.side_events.waiting.append(_started_event(run))
         _prepare_step(run)
         request = step_request(
-            run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.agent.step_prompt else ()
+            run,
+            over,
+            (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.plan.definition.step_prompt else (),
         )
         try:
             model = yield from _ask(run, request, "step")
@@ -268,7 +268,7 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
 
     Calls that ran keep their results, the others run now, the one that asked with the answer that was given.
     """
-    calls = called_by_model(run, message.tool_calls, run.offered)
+    calls = called_by_model(run, message.tool_calls, run.tools.offered)
     # What ran before the suspension has changed the world and is not run again; of the others the results said
     # "pending" and were placeholders.
     for call, known in zip(calls, stored, strict=True):
@@ -298,8 +298,10 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
     Raises:
         InputError: for the first request of a child, when it has no user message.
     """
-    settings = run.agent.settings if over.settings is None else run.agent.settings.merged(over.settings)
-    specs = run.specs if over.tools is None else tuple([run.bindings[name].spec for name in over.tools])
+    settings = (
+        run.plan.definition.settings if over.settings is None else run.plan.definition.settings.merged(over.settings)
+    )
+    specs = run.tools.specs if over.tools is None else tuple([run.tools.bindings[name].spec for name in over.tools])
     # Several providers refuse a choice of tools in a request that offers none.
     choice = (over.tool_choice or settings.tool_choice) if specs else None
     # The tail stands behind the messages and is in no transcript. Put into the history, a step prompt would change what
@@ -309,7 +311,7 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
     if run.plan.path and run.budget.steps_left == run.budget.most_steps:
         _check_user_message(run, tail)
     return ModelRequest(
-        model=over.model or run.plan.model or run.model_of(),
+        model=over.model or run.plan.model or run.plan.resolve_model(),
         system_prompt=run.prompt.system,
         messages=run.history.view,
         tools=specs,
@@ -323,7 +325,7 @@ def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
     """Raise ``InputError`` if neither the view nor *tail* holds a user message: a child would be paid for without a task."""
     if UserMessage in map(type, run.history.view) or UserMessage in map(type, tail):
         return
-    agent = run.agent.id
+    agent = run.plan.definition.id
     msg = (
         f"agent {agent!r} was started without a prompt and params, so its first request has no user message. Start it with "
         f"AgentCall({agent!r}, prompt), or give it an instructions_prompt"
@@ -333,7 +335,7 @@ def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
 
 def step_prompt(run: RunState) -> Sequence[Message]:
     """Return the step prompt as a step-scoped message, if the agent has one."""
-    text = run.agent.step_prompt
+    text = run.plan.definition.step_prompt
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
 
@@ -359,7 +361,7 @@ def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
     """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract:L18)."""
     # By identity: nearly every request carries the very tuple of the run, and to compare schemas at each step would
     # cost more than the step.
-    return run.offered if request.tools is run.specs else [spec.name for spec in request.tools]
+    return run.tools.offered if request.tools is run.tools.specs else [spec.name for spec in request.tools]
 
 
 def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
@@ -368,7 +370,7 @@ def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[Mode
     # Whether the hooks did something is seen by what the request is made of, and not by what they say they did.
     before = (run.prompt.system, run.history.view)
     # Counted at the moment of the refusal, since a hook shortens the view before others ask how large it was.
-    run.prompt.refuse(error, run.frozen().context_tokens)
+    run.prompt.refuse(error, run.snapshot.state().context_tokens)
     try:
         tail = yield from hooks.pre_step(run)
     # Taken back whatever happens: in the next step the context is not too long, and a hook that still read so would
@@ -385,7 +387,7 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
     """Call the model, and again for what its reply leaves out."""
     # The quick way for the reply that is whole, which is nearly every one: `_whole` is a generator more for all that
     # pass it.
-    effect = CallModel(run.effects.number(), request, purpose, call_id=run.coming_call_id)
+    effect = CallModel(run.effects.number(), request, purpose, call_id=run.tools.call_ids.coming)
     reply = _receive_reply(run, (yield effect), effect)
     return (yield from _whole(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
 
@@ -460,7 +462,7 @@ def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
     held = sum(isinstance(part, ToolCallPart) for part in paused.content)
-    return lambda number: run.coming_call_id(held + number)
+    return lambda number: run.tools.call_ids.coming(held + number)
 
 
 def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
@@ -489,7 +491,7 @@ def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
         else:
             # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send none, or
             # one twice (reliability:MP49, MP50), and with counters the same run has the same ids on every replay.
-            call = attrs.evolve(part, tool_call_id=run.call_ids.new())
+            call = attrs.evolve(part, tool_call_id=run.tools.call_ids.new())
             parts.append(call)
             calls.append(call)
     return StepReply(reply, AssistantMessage(tuple(parts)), calls, len(calls) < len(parts))
@@ -502,7 +504,7 @@ def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
     # where there may be some.
     if thinking or "<" in text:
         run.progress.thinking.extend([*thinking, *parted(text).thoughts])
-    if not reply.calls and run.offered and ("<" in text or "[" in text):
+    if not reply.calls and run.tools.offered and ("<" in text or "[" in text):
         _warn_of_written_call(run, reply.model)
     if not run.plan.watched():
         return
@@ -525,7 +527,7 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
     if not mark:
         return
     run.side_events.tell(
-        f"agent {run.agent.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, and nothing was called. "
+        f"agent {run.plan.definition.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, and nothing was called. "
         "OpenAIChatProvider(..., written_calls=True) reads <tool_call> and <codebuff_tool_call> blocks; a service that gives "
         "models their tools wants prompts that show no such blocks"
     )
@@ -620,18 +622,18 @@ def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
             ended = True
     # An agent that has `task_completed` says itself when it is done; a reply without calls is then no end, only a
     # pause.
-    if ended or "task_completed" in run.offered:
+    if ended or "task_completed" in run.tools.offered:
         return ended
     return not forced if calls else not run.progress.only_thoughts
 
 
 def _warn_of_silence(run: RunState, calls: Sequence[ToolMember]) -> None:
     """Warn about a turn that ends with a thought alone; a handler decides for itself."""
-    if run.agent.handle_steps is not None or run.output.is_given:
+    if run.plan.definition.handle_steps is not None or run.output.is_given:
         return
     if all(call.asked.tool_name == "think_deeply" for call in calls):
         run.side_events.warn(
-            f"the turn of agent {run.agent.id!r} ended after 'think_deeply' alone, so it has no answer. Say in its prompt that it "
+            f"the turn of agent {run.plan.definition.id!r} ended after 'think_deeply' alone, so it has no answer. Say in its prompt that it "
             "calls 'think_deeply' together with its answer or with another tool"
         )
 

@@ -8,18 +8,34 @@ from pathlib import Path
 import pytest
 
 import stepengine.machine
+from stepengine.machine.background import Children
 from stepengine.machine.budget import Budget
 from stepengine.machine.effect_channel import EffectChannel
 from stepengine.machine.history import RunHistory
 from stepengine.machine.output import Output
 from stepengine.machine.progress import Progress
-from stepengine.machine.prompt import Prompt
+from stepengine.machine.run_tools import RunTools
 from stepengine.machine.side_events import SideEvents
 from stepengine.machine.spent import Spent
-from stepengine.machine.state import RunState
+from stepengine.machine.state import BodyProgress, Prompt, RunQuestions, RunState, SharedData, Snapshot
 
 MACHINE = Path(stepengine.machine.__file__).parent
-STATEFUL = (RunState, Budget, EffectChannel, RunHistory, Output, Progress, Prompt, SideEvents, Spent)
+PARTS = (
+    BodyProgress,
+    Budget,
+    Children,
+    EffectChannel,
+    Output,
+    Progress,
+    Prompt,
+    RunHistory,
+    RunQuestions,
+    RunTools,
+    SharedData,
+    Snapshot,
+    Spent,
+)
+STATEFUL = (RunState, SideEvents, *PARTS)
 
 
 def targets_of(node: ast.AST) -> list[ast.expr]:
@@ -86,5 +102,5 @@ def test_one_that_does_is_found(planted):
 
 def test_the_state_has_slots_only():
     """A misspelt attribute cannot appear, and thousands of runs stay small."""
-    for cls in (RunState, Budget, EffectChannel, RunHistory, Output, Progress, Prompt, Spent):
+    for cls in (RunState, *PARTS):
         assert not hasattr(cls.__new__(cls), "__dict__")
