@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant(
         "a child that nobody waited for is left at work by its parent",
         "stepengine/machine/calls.py",
-        "for kind, paths in run.background.left():",
+        "for kind, paths in run.children.background.left():",
         "for kind, paths in ():",
         YIELDS,
     ),
@@ -272,14 +272,14 @@ MUTANTS = (
     Mutant(
         "changes of a body are lost",
         "stepengine/machine/state.py",
-        "                self.apply(change, by)\n                if self.plan.body is None",
-        "                if self.plan.body is None",
+        "                self.apply(change, by)\n                if self.body is None",
+        "                if self.body is None",
         YIELDING,
     ),
     Mutant(
         "what a body spent is not its caller's",
         "stepengine/machine/state.py",
-        "        self.spent.count_body(body)\n",
+        "        self.spent.count_body(end)\n",
         "",
         YIELDING,
     ),
@@ -321,8 +321,8 @@ MUTANTS = (
     Mutant(
         "the time that people take counts as work of a body",
         "stepengine/machine/run.py",
-        "worked += 0 if _waits(effect) else run.now - began",
-        "worked += run.now - began",
+        "worked += 0 if _waits(effect) else run.effects.now - began",
+        "worked += run.effects.now - began",
         YIELDING,
     ),
     Mutant(
@@ -747,7 +747,7 @@ MUTANTS = (
     ),
     Mutant(
         "the run's clock stands still",
-        "stepengine/machine/state.py",
+        "stepengine/machine/effect_channel.py",
         "        self.now = max(self.now, outcome.at)\n        # Messages",
         "        # Messages",
         ("tests/machine/test_calls.py", "tests/machine/test_handler.py"),

@@ -9,8 +9,8 @@ them is a mode of it: there is no flag in here to be wrong.
 
 It is generators all the way down, since everything in it may need the world in the middle: whoever does yields the effect and gets
 the outcome at that very line, and errors are raised there. Between them and the driver stands ``exchange`` of ``run``, alone: it
-gives what comes back to the run's state, shows events, and refuses after a stop. The one mutable thing is ``RunState``; what leaves
-it is frozen. A conversation pairs at every moment, so the open step is held beside the history until all its calls have results.
+gives what comes back to the run's state, shows events, and refuses after a stop. Mutable are only ``RunState`` and
+its parts; what leaves it is frozen. A conversation pairs at every moment, so the open step is held beside the history until all its calls have results.
 
 What is the author's (handlers, hooks, bodies of tools) is driven by ``author``, which closes it on every way out and says in which
 of the author's lines something went wrong. Signals that no ``except Exception`` of theirs may swallow stand in ``signals``.

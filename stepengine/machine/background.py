@@ -1,4 +1,4 @@
-"""The children that one run has in the background, as far as it was told of them."""
+"""The other agents of a run: its children in the background, as far as it was told of them, and the agent that continues its conversation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.waiting import ChildRef
 from stepengine.errors import AgentError
 
-__all__ = ("NO_CHILDREN", "Background")
+__all__ = ("NO_CHILDREN", "Background", "Children")
 
 
 class Background:
@@ -67,3 +67,34 @@ class Background:
 
 NO_CHILDREN = Background()
 """What runs have in the background that started nothing there; one that does has its own from then on."""
+
+
+class Children:
+    """
+    The other agents of one run.
+
+    Attributes:
+        background: Its children in the background; ``NO_CHILDREN`` until it may start some.
+        successor: The agent that continues the conversation when the run's own agent has ended; ``None`` for none.
+        handed_to: The agent to which the conversation was handed over, in this run or before it.
+    """
+
+    __slots__ = ("background", "handed_to", "successor")
+
+    def __init__(self, handed_to: str | None) -> None:
+        """Start with *handed_to*, the agent to which an earlier run of the conversation handed it over."""
+        # One empty value that all runs share: hardly a run has children in the background, and the question `is not
+        # NO_CHILDREN` at each step costs no call.
+        self.background: Background = NO_CHILDREN
+        self.successor: str | None = None
+        self.handed_to = handed_to
+
+    def own_background(self) -> Background:
+        """Return the registry of background children, for code that starts some."""
+        if self.background is NO_CHILDREN:
+            self.background = Background()
+        return self.background
+
+    def hand_over(self, agent_id: str) -> None:
+        """Hand the conversation over to *agent_id*."""
+        self.successor = self.handed_to = agent_id

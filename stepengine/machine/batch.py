@@ -67,11 +67,11 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
         # earlier step, or guesses one, would call what its agent was not given. Nor is a similar name ever taken for it
         # (reliability:MP48): `delete_file` is one letter from something harmless.
         name = asked.tool_name if asked.tool_name in offered else _resolve_tool_name(run, asked.tool_name, offered)
-        call = ToolMember(run, asked, "model", None if name is None else run.bindings[name])
+        call = ToolMember(run, asked, "model", None if name is None else run.tools.bindings[name])
         if name is None:
             # With hundreds of tools, of which the model was shown a few and finds the others by a search, a list of all
             # names in an error would be longer than the conversation.
-            known = shown_first(offered, run.bindings)
+            known = shown_first(offered, run.tools.bindings)
             hint = (
                 f" {len(offered) - len(known)} others are found with {FIND_TOOLS}." if len(known) < len(offered) else ""
             )
@@ -85,7 +85,7 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
 def _resolve_tool_name(run: RunState, name: str, offered: Collection[str]) -> str | None:
     """Return the offered tool that a model means: the tool of an agent may also be called by the agent's id (generator-contract:L28)."""
     other = name.replace("-", "_")
-    return other if other in offered and run.bindings[other].runs.how == "spawns" else None
+    return other if other in offered and run.tools.bindings[other].runs.how == "spawns" else None
 
 
 def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[object] | None = None) -> Flow[None]:
@@ -256,14 +256,14 @@ def _together(
     # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
     # this its siblings would run although `fail_fast` was asked for.
     failed = fail_fast and any(call.result is not None and call.result.is_error for call in calls)
-    outcomes = yield from run.gather(
+    outcomes = yield from run.effects.gather(
         effects, concurrency=concurrency, fail_fast=fail_fast, has_failed=failed, races=races
     )
     # Not a single child was begun, since a limit has no room for so many: that is thrown at the yield
     # (reliability:SP02). Where some ran, what they found must not be lost, and the refusal stays in its entry. A model
     # has no yield: it reads every refusal in its entry.
     if asked is not None and outcomes and all(map(_has_no_room, outcomes)):
-        run.unwrap(outcomes[0])
+        run.effects.unwrap(outcomes[0])
     stops = _distribute_outcomes(members, outcomes)
     # One after another, after all have ended: following up may ask for further effects, whose numbers have to come in
     # the order of the calls.
@@ -451,7 +451,7 @@ def _ask_round(run: RunState, asking: Sequence[_AskedCall], *, together: bool) -
         ask_effect(run, question, purpose="permission", tool_call_id=c.asked.tool_call_id, program_line=c.program_line)
         for (c, question), *_ in alike
     ]
-    outcomes = (yield from run.gather(effects)) if together else [(yield effects[0])]
+    outcomes = (yield from run.effects.gather(effects)) if together else [(yield effects[0])]
     stops: list[Stop] = []
     again: list[_AskedCall] = []
     for same, effect, outcome in zip(alike, effects, outcomes, strict=True):
@@ -492,7 +492,7 @@ def _apply_answer(call: ToolMember, effect: AskPerson, answers: Sequence[Answer]
     if answer.by == NOBODY:
         name = call.own_name
         call.run.side_events.tell(
-            f"agent {call.run.agent.id!r}: calls of {name!r} need a person's approval, and nobody can be "
+            f"agent {call.run.plan.definition.id!r}: calls of {name!r} need a person's approval, and nobody can be "
             "asked in this run, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or give the engine an interactor"
         )
         _deny(call, UNATTENDED.format(call.asked.tool_name))
@@ -543,7 +543,7 @@ def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answe
     answer = answer or _unsaid()
     event = ev.PermissionDecided(
         path=call.run.plan.path,
-        seq=call.run.seq,
+        seq=call.run.effects.seq,
         tool_name=call.own_name,
         tool_call_id=call.asked.tool_call_id,
         decision=decision,

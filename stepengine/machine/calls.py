@@ -147,7 +147,7 @@ def _carried_out(member: EffectMember) -> Flow[Any]:
     # so, so that one and several are recorded alike.
     outcomes: Sequence[Single] = ()
     if member.is_gathered:
-        outcomes = yield from run.gather(effects)
+        outcomes = yield from run.effects.gather(effects)
     elif effects:
         outcomes = ((yield effects[0]),)  # type: ignore[assignment]  # of one effect comes one outcome
     stop = member.take(outcomes)
@@ -184,7 +184,7 @@ def _driven(call: ToolMember) -> Flow[ToolResult]:
     """Carry out a call whose steps are the run's own."""
     call.effects()
     runs = cast("Driving", cast("ToolBinding", call.binding).runs)
-    yield from _gone_through(call, runs.steps(call.input, call.run.own_background()))
+    yield from _gone_through(call, runs.steps(call.input, call.run.children.own_background()))
     return cast("ToolResult", call.result)
 
 
@@ -194,7 +194,7 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
-    call.run.authors.append(author)
+    call.run.progress.authors.append(author)
     try:
         result = yield from _drive_to_result(call, author)
     except Stopped as stopped:
@@ -210,8 +210,8 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     # Closed before the call is settled: what its `finally` says must still stand before the end of the call.
     finally:
         call.run.side_events.warn(*author.close())
-        call.run.authors.pop()
-    call.settle(result, call.run.now)
+        call.run.progress.authors.pop()
+    call.settle(result, call.run.effects.now)
     yield Notify(call.finished())
 
 
@@ -234,7 +234,7 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
         except (StepEngineError, LimitReached) as error:
             asked = author.throw(error)
         else:
-            asked = author.send(y.StepResult(run.frozen(), value=value))
+            asked = author.send(y.StepResult(run.snapshot.state(), value=value))
     msg = f"{author.what} asked for more than {MAX_TOOL_YIELDS} things in one call"
     raise HandlerError(msg, kind="RuntimeError", location=author.location)
 
@@ -246,7 +246,7 @@ def _carried_out_shown(call: ToolMember) -> Flow[Any]:
         return (yield from _carried_out(call))
     finally:
         # After a stop nothing is shown of a call: its end is told when the run goes on and the call really ends.
-        if call.run.stop is None and call.result is not None:
+        if call.run.effects.stop is None and call.result is not None:
             yield Notify(call.finished())
 
 
@@ -273,7 +273,7 @@ class ChildMember(EffectMember):
         run, asked = self.run, self._asked
         body = run.plan.body
         spawn = ef.Spawn(
-            run.number(),
+            run.effects.number(),
             self._agent_id(),
             asked.prompt,
             run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params,
@@ -283,9 +283,9 @@ class ChildMember(EffectMember):
             self._by if body is None or not body.by_model else body.tool_call_id,
             self._is_background,
             definition=None if isinstance(asked.agent, str) else asked.agent,
-            parent=run.inheritable,
+            parent=run.snapshot.inheritable,
             of=self._of or 1,
-            at=run.now,
+            at=run.effects.now,
             program_line=self.program_line,
         )
         self.handed_out = (spawn,)
@@ -336,7 +336,7 @@ class Performed(EffectMember):
 
     def effects(self) -> Sequence[Leaf]:
         """Return the ``CallFunction``."""
-        self.handed_out = (ef.CallFunction(self.run.number(), self._asked),)
+        self.handed_out = (ef.CallFunction(self.run.effects.number(), self._asked),)
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
@@ -368,7 +368,7 @@ class QuestionMember(Performed):
         question = Question(
             # By the author's own name, where there is one: an answer can be given up front, before anybody knows the
             # number that the question will have.
-            self.run.named(asked.key),
+            self.run.questions.register_key(asked.key),
             asked.question,
             asked.options,
             asked.multi_select,
@@ -387,7 +387,7 @@ def ask_effect(
     run: RunState, *questions: Question, purpose: Any = "question", tool_call_id: str = "", program_line: int = 0
 ) -> ef.AskPerson:
     """Return the effect that asks *questions*; their ids are their names, or are made from the effect's address."""
-    seq, path = run.number(), run.plan.path
+    seq, path = run.effects.number(), run.plan.path
     # Made of the address: whoever answers days later names the question by it, so it must be the same in each process
     # that runs the handler again. Random ids would change with every replay.
     number = f"{path}.q{seq}" if path else f"q{seq}"
@@ -409,7 +409,7 @@ def ask_effect(
     ]
     # Only of a permission the person is shown where in the program it is asked for; a question of the author's says
     # itself what it is about.
-    place = run.place if purpose == "permission" else None
+    place = run.progress.place if purpose == "permission" else None
     return ef.AskPerson(seq, tuple(numbered), purpose, tool_call_id, place=place, program_line=program_line)
 
 
@@ -431,9 +431,9 @@ class Completed(EffectMember):
         run, asked = self.run, self._asked
         # One or the other and not both merged: a call beside the conversation, such as a summary, must not inherit the
         # response schema or the thinking budget that the agent's own turns have once it states its own.
-        settings = asked.settings or run.agent.settings
+        settings = asked.settings or run.plan.definition.settings
         request = ModelRequest(
-            run.model_of(asked.model),
+            run.plan.resolve_model(asked.model),
             asked.system_prompt or "",
             Transcript(asked.messages),
             asked.tools,
@@ -441,7 +441,7 @@ class Completed(EffectMember):
             settings.tool_choice if asked.tools else None,
             settings,
         )
-        self.handed_out = (ef.CallModel(run.number(), request, "complete"),)
+        self.handed_out = (ef.CallModel(run.effects.number(), request, "complete"),)
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
@@ -467,7 +467,7 @@ class Candidates(EffectMember):
     def effects(self) -> Sequence[Leaf]:
         """Return one ``CallModel`` for each."""
         run = self.run
-        self.handed_out = [ef.CallModel(run.number(), self._request, "candidate") for _ in range(self._count)]
+        self.handed_out = [ef.CallModel(run.effects.number(), self._request, "candidate") for _ in range(self._count)]
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
@@ -537,7 +537,7 @@ class WaitMember(EffectMember):
         """Return when *timeout* seconds from now have passed, in milliseconds since the root run was created."""
         # A moment and no span: whoever goes on with the run after a crash must wait for what is left and not begin
         # anew. It is counted from the run's recorded time, since the machine has no clock.
-        return None if timeout is None else self.run.now + round(timeout * 1_000)
+        return None if timeout is None else self.run.effects.now + round(timeout * 1_000)
 
 
 class Slept(WaitMember):
@@ -552,9 +552,14 @@ class Slept(WaitMember):
             wakes = self.wakes(asked.seconds) or 0
         else:
             # Rounded up, by the double negation: a date in the middle of a millisecond must not be over before it has come.
-            wakes = max(run.now, -((run.plan.created - asked.until) // timedelta(milliseconds=1)))
+            wakes = max(run.effects.now, -((run.plan.created - asked.until) // timedelta(milliseconds=1)))
         return ef.AwaitTime(
-            run.number(), asked.seconds, asked.until, wakes=wakes, asked=run.now, program_line=self.program_line
+            run.effects.number(),
+            asked.seconds,
+            asked.until,
+            wakes=wakes,
+            asked=run.effects.now,
+            program_line=self.program_line,
         )
 
     def value_of(self, outcome: Value) -> Any:
@@ -572,7 +577,7 @@ class MessageWait(WaitMember):
         run, asked = self.run, self._asked
         wakes = self.wakes(asked.timeout)
         return ef.AwaitMessage(
-            run.number(), asked.topic, asked.timeout, schema=asked.schema, wakes=wakes, asked=run.now
+            run.effects.number(), asked.topic, asked.timeout, schema=asked.schema, wakes=wakes, asked=run.effects.now
         )
 
     def value_of(self, outcome: Value) -> Any:
@@ -612,7 +617,7 @@ class StartMember(EffectMember):
             # A name could be any agent of the engine, so what this run may spawn is asked. A definition is an object
             # that only the tool's author can have, and needs no leave.
             if isinstance(one.agent, str) and allowed is not None and resolve_agent_id(run, one.agent) is None:
-                raise not_allowed(run.agent.id, one.agent, allowed)
+                raise not_allowed(run.plan.definition.id, one.agent, allowed)
         if call.source == "model" or any(one.agent is agent for one in self._asked.calls for agent in carried):
             self.tool_call_id = call.asked.tool_call_id
 
@@ -638,7 +643,7 @@ class StartMember(EffectMember):
                 refs.append(ref)
                 # Those that did start are taken note of although a sibling failed: they are at work, and have to be
                 # ended with the run.
-                self.run.own_background().start(ref, on_return=self._asked.on_return)
+                self.run.children.own_background().start(ref, on_return=self._asked.on_return)
         if stops:
             return merge_stops(stops)
         self.result = refs[0] if len(self._asked.calls) == 1 and refs else tuple(refs)
@@ -655,9 +660,9 @@ class ChildrenWait(WaitMember):
         run, asked = self.run, self._asked
         # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
         # message) raises here, at the handler's yield.
-        paths = tuple([run.background.known(ref) for ref in asked.refs])
+        paths = tuple([run.children.background.known(ref) for ref in asked.refs])
         wakes = self.wakes(asked.timeout)
-        return ef.AwaitRuns(run.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.now)
+        return ef.AwaitRuns(run.effects.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now)
 
     def value_of(self, outcome: Value) -> Any:
         """Return how the ended ones ended, and count each of them the first time."""
@@ -668,7 +673,7 @@ class ChildrenWait(WaitMember):
 
 def _count_child_once(run: RunState, path: str, child: ChildResult) -> ChildResult:
     # Several waits may tell of one child, and a replayed one does so again; what it spent counts the first time only.
-    if run.background.tell(path):
+    if run.children.background.tell(path):
         run.spent.count_child(child)
     return child
 
@@ -681,8 +686,8 @@ class SendMember(WaitMember):
     def effect(self) -> Leaf:
         """Return the ``SendToRun``."""
         asked = self._asked
-        path = self.run.background.known(asked.ref)
-        return ef.SendToRun(self.run.number(), path, asked.value, asked.topic)
+        path = self.run.children.background.known(asked.ref)
+        return ef.SendToRun(self.run.effects.number(), path, asked.value, asked.topic)
 
     def value_of(self, outcome: Value) -> Any:
         """Return whether it is still at work."""
@@ -697,7 +702,7 @@ class Cancelled(WaitMember):
     def effect(self) -> Leaf:
         """Return the ``EndRuns``."""
         asked = self._asked
-        return ef.EndRuns(self.run.number(), (self.run.background.known(asked.ref),), asked.reason)
+        return ef.EndRuns(self.run.effects.number(), (self.run.children.background.known(asked.ref),), asked.reason)
 
     def value_of(self, outcome: Value) -> Any:
         """Return how it ended."""
@@ -712,15 +717,15 @@ def end_background(run: RunState) -> Flow[None]:
     Raises:
         Stopped: when the world ended the run meanwhile.
     """
-    for kind, paths in run.background.left():
+    for kind, paths in run.children.background.left():
         effect: Leaf
         if kind == "wait":
-            effect = ef.AwaitRuns(run.number(), paths, len(paths), asked=run.now)
+            effect = ef.AwaitRuns(run.effects.number(), paths, len(paths), asked=run.effects.now)
         else:
-            effect = ef.EndRuns(run.number(), paths, "the run around it has ended")
+            effect = ef.EndRuns(run.effects.number(), paths, "the run around it has ended")
         # As an effect, so recorded: which children were still at work when the handler returned is a matter of time,
         # and a replay has to find the same.
-        awaited = run.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
+        awaited = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
         for path in awaited.done:
             _count_child_once(run, path, awaited.ended[path])
 
@@ -977,7 +982,7 @@ class ToolMember(EffectMember):
         """Return what the call needs: nothing for control tools, which are done here, one effect per child for those that spawn."""
         run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
         assert binding is not None and validated is not None  # noqa: S101, PT018
-        self._started = run.now
+        self._started = run.effects.now
         # Denials are counted in a row: a call that is let through ends the row. Asked first, since hardly a run has
         # any.
         if run.budget.denied:
@@ -990,12 +995,12 @@ class ToolMember(EffectMember):
             case Spawning() as runs:
                 # A function and no state: what a child inherits is frozen only for one that inherits, and then at the
                 # moment in which the child is planned.
-                parent = partial(run.inheritable, asked.tool_call_id)
+                parent = partial(run.snapshot.inheritable, asked.tool_call_id)
                 self._children = children_of(run, asked, runs, validated.input, parent)
                 self.handed_out = [child for child in self._children if isinstance(child, ef.Spawn)]
                 self.is_fault = len(self.handed_out) < len(self._children)
             case Yielding():
-                self.handed_out = (self._effect(CallBody, validated, at=run.now, values=run.values),)
+                self.handed_out = (self._effect(CallBody, validated, at=run.effects.now, values=run.shared.values),)
             case Driving():
                 self.handed_out = ()
             case Asking(questions):
@@ -1010,15 +1015,15 @@ class ToolMember(EffectMember):
         # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
         # microsecond for each call.
         return made_by(
-            run.number(),
+            run.effects.number(),
             asked.tool_name,
             validated.input,
             asked.tool_call_id,
             self.source,
             arguments=validated.arguments,
-            state=run.frozen,
-            step_index=run.step,
-            measured=run.measured,
+            state=run.snapshot.state,
+            step_index=run.progress.step,
+            measured=run.prompt.measured,
             program_line=self.program_line,
             **more,
         )
@@ -1037,7 +1042,7 @@ class ToolMember(EffectMember):
             # What the body did until it was stopped is counted now, since it was paid for; the changes it wants are
             # made when it has come to its end, or they would be made twice.
             if outcome.body is not None:
-                self.run.take_body(outcome.body, self.asked.tool_name, was_stopped=True)
+                self.run.apply_body(outcome.body, self.asked.tool_name, was_stopped=True)
             self.close(outcome)
             return outcome
         if isinstance(outcome, Failure):
@@ -1049,7 +1054,7 @@ class ToolMember(EffectMember):
         # Before the call is settled: what the body changed must be there when the result appears, so that the very next
         # call or hook finds it. A `Failure` has changed nothing, as it never got to the body.
         if isinstance(outcome, Value) and outcome.body is not None:
-            self.run.take_body(outcome.body, self.asked.tool_name)
+            self.run.apply_body(outcome.body, self.asked.tool_name)
         self.settle(result, outcome.at)
         return None
 
@@ -1081,7 +1086,7 @@ class ToolMember(EffectMember):
         # (generator-contract:L23).
         left = children[0].left if runs.is_inline and not children[0].is_error else None
         if left is not None:
-            run.take_history(left, self.asked.tool_call_id)
+            run.apply_inline_child(left, self.asked.tool_call_id)
         self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
 
@@ -1156,9 +1161,15 @@ class ToolMember(EffectMember):
             asked, run, validated = self.asked, self.run, self._validated
             # What ran, and so with defaults filled in and names mended; what was asked stands in the history.
             given = asked.input if validated is None else validated.input
-            run.log_call(
+            run.tools.log.append(
                 ToolCallLog(
-                    asked.tool_name, given, self.result, run.step, self._duration, asked.tool_call_id, self.source
+                    asked.tool_name,
+                    given,
+                    self.result,
+                    run.progress.step,
+                    self._duration,
+                    asked.tool_call_id,
+                    self.source,
                 )
             )
 
@@ -1173,7 +1184,7 @@ class ToolMember(EffectMember):
         """Return the event that it begins."""
         return ev.ToolStarted(
             path=self.run.plan.path,
-            seq=self.run.seq,
+            seq=self.run.effects.seq,
             tool_name=self.asked.tool_name,
             tool_call_id=self.asked.tool_call_id,
             input=self.input,
@@ -1186,7 +1197,7 @@ class ToolMember(EffectMember):
         assert self.result is not None  # noqa: S101
         return ev.ToolFinished(
             path=self.run.plan.path,
-            seq=self.run.seq,
+            seq=self.run.effects.seq,
             tool_name=self.asked.tool_name,
             tool_call_id=self.asked.tool_call_id,
             result=self.result,
@@ -1217,9 +1228,7 @@ def result_of_call(result: ToolResult, call: ToolCallPart) -> ToolResult:
 
 def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
     """Return the error for a call of a tool that is not there."""
-    msg = (
-        f"Tool {name!r} is not available for agent {run.agent.id!r}. Available tools: {list_names(known, name)}.{hint}"
-    )
+    msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}. Available tools: {list_names(known, name)}.{hint}"
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
@@ -1227,12 +1236,12 @@ def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
     """Return the error for a call that the author may not make: what was probably meant, and what to do."""
     # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
     # may call.
-    known = tuple(run.offered)
-    near = find_nearest(name, [*known, *run.bindings], n=1, alike=NEAR_RATIO)
+    known = tuple(run.tools.offered)
+    near = find_nearest(name, [*known, *run.tools.bindings], n=1, alike=NEAR_RATIO)
     body = run.plan.body
-    if body is not None and (name in run.bindings or not near):
+    if body is not None and (name in run.tools.bindings or not near):
         hint = f" List it in uses=[...] of the tool {body.tool_name!r}."
-    elif name in run.bindings:
+    elif name in run.tools.bindings:
         hint = (
             " Give it to the agent in tools=[...], or call it with include_tool_call=False; then the model does not see the "
             "call and its result."
@@ -1246,20 +1255,20 @@ def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
             else " The agent has no tools; give it some in tools=[...], or the engine in Engine(tools=[...])."
         )
     listed = f" Available tools: {list_names(known, name)}." if known else ""
-    msg = f"Tool {name!r} is not available for agent {run.agent.id!r}.{listed}{hint}"
+    msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}.{listed}{hint}"
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
 def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
     """Carry out a hook's own call: unrecorded, validated, past no hooks."""
-    binding = run.bindings.get(asked.tool)
+    binding = run.tools.bindings.get(asked.tool)
     # A hook runs inside a step, or around a call: a child, a question or a control tool from there would change the
     # turn while it is being decided.
     if binding is None or binding.runs.how != "ordinary":
-        ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
+        ordinary = tuple([name for name, b in run.tools.bindings.items() if b.runs.how == "ordinary"])
         near = find_nearest(asked.tool, ordinary, n=1, alike=NEAR_RATIO)
         raise unavailable(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
-    call = ToolMember(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), "hook", binding)
+    call = ToolMember(run, ToolCallPart(run.tools.call_ids.new(), asked.tool, asked.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks
     # it would also call itself.
     call.validate()

@@ -40,9 +40,9 @@ def with_more(run: RunState, effect: Leaf | Gather | Compute, outcome: Failure |
             break
         asked.add(question.id)
         places = [n for n, one in enumerate(questions) if one is not None and one.id == question.id]
-        asking = AskPerson(run.number(), (question,), "limit")
+        asking = AskPerson(run.effects.number(), (question,), "limit")
         yield from map(Notify, run.side_events.before(asking))
-        answer = run.receive((yield asking), asking)
+        answer = run.effects.receive((yield asking), asking)
         if isinstance(answer, Stop):
             again: Sequence[Single] = [answer] * len(places)
         elif isinstance(answer, Value) and ceiling_of(question, answer.value[0]) is not None:
@@ -60,15 +60,15 @@ def more_steps(run: RunState) -> Flow[bool]:
     budget = run.budget
     if not budget.limits.ask or budget.reached is not None:
         return False
-    msg = f"agent {run.agent.id!r} has used all of its {budget.most_steps} steps"
+    msg = f"agent {run.plan.definition.id!r} has used all of its {budget.most_steps} steps"
     error = LimitExceeded(
         msg, kind="steps", limit=budget.most_steps, path=run.plan.path, more=budget.limits.max_steps or 1
     )
     question = question_about(error)
-    outcome: Any = yield AskPerson(run.number(), (question,), "limit")
+    outcome: Any = yield AskPerson(run.effects.number(), (question,), "limit")
     if isinstance(outcome, Failure):
         return False
-    allowed = ceiling_of(question, run.unwrap(outcome)[0])
+    allowed = ceiling_of(question, run.effects.unwrap(outcome)[0])
     if allowed is None:
         return False
     budget.allow_steps(int(allowed.most))
@@ -83,7 +83,7 @@ def _question_in(outcome: Single) -> Question | None:
 
 def _again(run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Leaf]) -> Flow[Sequence[Single]]:
     """Ask again for what was refused, under new numbers."""
-    leaves = [attrs.evolve(leaf, seq=run.number()) for leaf in refused]
+    leaves = [attrs.evolve(leaf, seq=run.effects.number()) for leaf in refused]
     if not isinstance(effect, Gather):
         yield from map(Notify, run.side_events.before(leaves[0]))
         return [(yield leaves[0])]  # type: ignore[list-item]

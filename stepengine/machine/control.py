@@ -43,23 +43,22 @@ def _message_result(message: str) -> ToolResult:
 def _set_output(run: RunState, value: JsonDict) -> ToolResult:
     _warn_of_mode(run)
     if not run.output.is_checked:
-        run.output.set(value["data"] if list(value) == ["data"] else value)
-        run.note_output()
+        run.set_output(value["data"] if list(value) == ["data"] else value)
         return _message_result("Output set.")
     if run.output.offer_from_model(value):
-        run.note_output()
+        run.pass_output()
         return _message_result("Output set.")
     listed = "; ".join(run.output.issues)
     return ToolResult.error(f"Invalid output, the earlier one stays: {listed}. Given: {compact(value)}")
 
 
 def _warn_of_mode(run: RunState) -> None:
-    mode = run.agent.output_mode
+    mode = run.plan.definition.output_mode
     what = {"last_message": "in the place of its last message", "all_messages": "nowhere"}.get(mode)
     if what is None:
         return
     text = (
-        f"agent {run.agent.id!r} calls set_output, but its output_mode is {mode!r}, where what is set stands {what}; "
+        f"agent {run.plan.definition.id!r} calls set_output, but its output_mode is {mode!r}, where what is set stands {what}; "
         "say output_mode='structured_output'"
     )
     run.side_events.tell(text)
@@ -82,7 +81,7 @@ def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
 
 
 def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
-    own, wanted = run.agent.id, value["agent"]
+    own, wanted = run.plan.definition.id, value["agent"]
     if run.plan.is_inline and run.plan.sent is not None:
         return ToolResult.error(f"Agent {own!r} works in the conversation of another agent and cannot hand it over.")
     found = resolve_agent_id(run, wanted)
@@ -90,7 +89,7 @@ def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
         return ToolResult.error(not_allowed(own, wanted, run.plan.agents or {}).message)
     if found == normalised_id(own):
         return ToolResult.error(f"Agent {own!r} has the conversation already.")
-    run.hand_off.assign(found)
+    run.children.hand_over(found)
     return _message_result(f"The conversation goes on with agent {found}.")
 
 
@@ -123,7 +122,7 @@ def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:
 
 
 def _find_tools(run: RunState, value: JsonDict) -> ToolResult:
-    return find_hidden_tools(run.offered, value["query"])
+    return find_hidden_tools(run.tools.offered, value["query"])
 
 
 _ACTIONS: Mapping[Action, Callable[[RunState, JsonDict], ToolResult]] = {

@@ -48,7 +48,7 @@ from stepengine.machine.ceilings import more_steps
 from stepengine.machine.plan import ToolBody
 from stepengine.machine.protocol import Flow, names_of_yieldables, rows_for
 from stepengine.machine.signals import EndRun, Stopped
-from stepengine.machine.state import RunState
+from stepengine.machine.state import BodyProgress, RunState
 from stepengine.machine.step import (
     PLAIN,
     budgeted_step,
@@ -95,7 +95,7 @@ def run_alone(run: RunState) -> Flow[None]:
 def converse(run: RunState, author: Author) -> Flow[Any]:
     """Advance the handler until it returns or ends the run; return its value. It is closed on every way out."""
     throws = 0
-    run.authors.append(author)
+    run.progress.authors.append(author)
     try:
         asked = author.send(None)
         # By `type`: a value of the author may raise when it is asked for its class.
@@ -123,7 +123,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
     # having run (reliability:I6).
     finally:
         run.side_events.closed_with(author.close())
-        run.authors.pop()
+        run.progress.authors.pop()
 
 
 def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
@@ -138,7 +138,7 @@ def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
 
 
 def _may_have_spawned(run: RunState, asked: Any) -> bool:
-    return not isinstance(asked, y.ToolCall) or run.bindings[asked.tool].runs.how == "spawns"
+    return not isinstance(asked, y.ToolCall) or run.tools.bindings[asked.tool].runs.how == "spawns"
 
 
 def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:
@@ -185,18 +185,19 @@ def _compute(run: RunState, asked: Compute) -> Answer:
     """Have work done, or take it from the record of a call that has its result."""
     # What a sandbox worked out is recorded, unlike a turn of a handler: a replay then needs no sandbox, and one of
     # another version cannot come to something else.
-    known = cast("ToolBody", run.plan.body).recalled(len(run.computed))
+    body = cast("BodyProgress", run.body)
+    known = cast("ToolBody", run.plan.body).recalled(len(body.computed))
     if isinstance(known, Stop):
-        run.receive(known, asked)
+        run.effects.receive(known, asked)
         raise Stopped(known)
     outcome = yield asked if known is None else attrs.evolve(asked, known=cast("Any", known))
     if isinstance(outcome, Stop):
         raise Stopped(outcome)
     if isinstance(outcome, Failure):
-        run.computed.append(None)
+        body.computed.append(None)
         raise outcome.error
     value = freeze(cast("Value", outcome).value)
-    run.computed.append(value)
+    body.computed.append(value)
     return _result(run, value=value)
 
 
@@ -230,10 +231,10 @@ def _place(author: Author) -> str:
 def _result(
     run: RunState, results: tuple[ToolResult, ...] = (), value: object = None, texts: tuple[str, ...] = ()
 ) -> y.StepResult:
-    output, state, of_turn = run.output, run.frozen(), None
+    output, state, of_turn = run.output, run.snapshot.state(), None
     if output.is_given:
         state, of_turn = output.put_into(state), output.decoded() if output.is_of_turn else None
-    return y.StepResult(state, results, run.steps_complete, texts, value, of_turn)
+    return y.StepResult(state, results, run.progress.steps_complete, texts, value, of_turn)
 
 
 def _steps(run: RunState, _: Author, asked: Any) -> Answer:
@@ -254,7 +255,7 @@ def _steps(run: RunState, _: Author, asked: Any) -> Answer:
 
 def _check_tools(run: RunState, asked: y.StepWith) -> None:
     for name in asked.tools or ():
-        if name not in run.offered:
+        if name not in run.tools.offered:
             raise unavailable_here(run, name)
 
 
@@ -268,10 +269,10 @@ def _alone(run: RunState, _: Author, asked: Alone) -> Answer:
 
 def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMember:
     """Return a handler's own call, or that of the body of a tool, or raise what is wrong with it."""
-    binding = run.bindings.get(asked.tool)
+    binding = run.tools.bindings.get(asked.tool)
     # A call of a tool that the model does not know may not enter the history, since a provider refuses one with calls
     # of unknown tools. So it has to be asked for as one that leaves no trace; control tools leave none anyway.
-    allowed = asked.tool in run.offered or not asked.include_tool_call
+    allowed = asked.tool in run.tools.offered or not asked.include_tool_call
     if binding is not None and (allowed or binding.runs.how not in RUN_FREELY):
         body = run.plan.body
         if body is not None and _is_of_conversation(binding):
@@ -281,7 +282,7 @@ def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMember:
             )
             raise BadYield(msg, location=author.location)
         source: Source = "handler" if body is None else "tool"
-        return ToolMember(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), source, binding)
+        return ToolMember(run, ToolCallPart(run.tools.call_ids.new(), asked.tool, asked.input), source, binding)
     raise unavailable_here(run, asked.tool)
 
 
@@ -318,7 +319,7 @@ def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Tool
     parts: list[ToolCallPart] = []
     results: list[ToolResult] = []
     for call, of in zip(calls, asked, strict=True):
-        if call.result is not None and of.include_tool_call and of.tool in run.offered:
+        if call.result is not None and of.include_tool_call and of.tool in run.tools.offered:
             parts.append(call.asked)
             results.append(call.result)
     if parts:
@@ -396,7 +397,7 @@ def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
         msg = f"GenerateN({asked.n}) asks for more than {y.MAX_CANDIDATES} candidates"
         run.budget.reach(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
     elif run.budget.steps_left <= 0 and not (yield from more_steps(run)):
-        msg = f"agent {run.agent.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
+        msg = f"agent {run.plan.definition.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
         run.budget.reach(LimitExceeded(msg, kind="steps", limit=run.budget.most_steps))
     run.budget.check()
     try:
@@ -409,7 +410,7 @@ def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     dropped = sum(len(reply.tool_calls) for reply in replies)
     if dropped:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
-        yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
+        yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.effects.seq, kind="calls_dropped", message=text))
     texts = tuple([reply.said for reply in replies])
     return _result(run, texts=texts)
 
@@ -426,12 +427,12 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
         match piece:
             case Text(text):
                 run.history.add([AssistantMessage((TextPart(text),))])
-                yield Notify(ev.TextCompleted(path=run.plan.path, seq=run.seq, text=text))
+                yield Notify(ev.TextCompleted(path=run.plan.path, seq=run.effects.seq, text=text))
             case Broken(name, problem):
                 fault = True
                 results.append((yield from _report_broken_block(run, name, problem)))
             case Block(name, value):
-                call = _block_call(run, ToolCallPart(run.call_ids.new(), name, value), ended_by)
+                call = _block_call(run, ToolCallPart(run.tools.call_ids.new(), name, value), ended_by)
                 yield from _run_block(run, call)
                 assert call.result is not None  # noqa: S101
                 results.append(call.result)
@@ -440,25 +441,25 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
             case _:
                 assert_never(piece)
     if ended_by is not None and not fault:
-        run.end_turn(complete=not run.take_inbox())
+        run.progress.end_turn(complete=not run.history.take_inbox())
         take_last_word(run, (ended_by,))
     return _result(run, tuple(results))
 
 
 def _report_broken_block(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
     text = f"This tool-call block was not executed: {problem}"
-    yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="broken_block", message=text))
+    yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.effects.seq, kind="broken_block", message=text))
     return ToolResult.error(text, tool_name=name)
 
 
 def _block_call(run: RunState, asked: ToolCallPart, ended_by: ToolMember | None) -> ToolMember:
-    binding = run.bindings.get(asked.tool_name)
+    binding = run.tools.bindings.get(asked.tool_name)
     # A text may come from a model, so its calls are judged as a model's are: what was not offered is not there.
-    if binding is not None and asked.tool_name not in run.offered and binding.runs.how != "control":
+    if binding is not None and asked.tool_name not in run.tools.offered and binding.runs.how != "control":
         binding = None
     call = ToolMember(run, asked, "model", binding)
     if binding is None:
-        call.fail(unavailable(run, asked.tool_name, tuple(run.offered)))
+        call.fail(unavailable(run, asked.tool_name, tuple(run.tools.offered)))
     elif ended_by is not None:
         call.skip(f"Skipped: {ended_by.asked.tool_name} ended the turn before this call.")
     return call
@@ -468,7 +469,7 @@ def _run_block(run: RunState, call: ToolMember) -> Flow[None]:
     try:
         yield from run_batch(run, (call,))
     finally:
-        if call.result is not None and call.asked.tool_name in run.offered:
+        if call.result is not None and call.asked.tool_name in run.tools.offered:
             run.history.commit(AssistantMessage((call.asked,)), [call.result])
 
 

@@ -58,6 +58,7 @@ class RunHistory:
         open_reply: The reply whose calls are being carried out; it stands in no transcript yet.
         open_step: The reply, and the results so far, of the step in which the continued run was suspended, while it is held
             outside of the record.
+        inbox: What was sent to the run and is not in the record yet.
         left_out: What stood in the record before it was replaced, oldest first, where that is kept.
     """
 
@@ -67,6 +68,7 @@ class RunHistory:
         "_said",
         "_shown_results",
         "_times",
+        "inbox",
         "last_word",
         "left_out",
         "open_reply",
@@ -99,6 +101,7 @@ class RunHistory:
         self.start = len(record)
         self.opening: tuple[Message, ...] = ()
         self.last_word = ""
+        self.inbox: list[UserMessage] = []
         self.open_reply: AssistantMessage | None = None
         self.open_step: tuple[AssistantMessage, tuple[ToolMessage, ...]] | None = None
         self._times = set[TimeToLive]() if is_callers else {m.ttl for m in record if m.ttl is not None}
@@ -140,6 +143,22 @@ class RunHistory:
         self.record = record
         if self._keeps:
             self._note_results(messages)
+
+    def take_inbox(self) -> bool:
+        """Append what was sent to the run meanwhile; return whether there was anything."""
+        if not self.inbox:
+            return False
+        # Here, and not when they arrive: between a call and its result no message may stand. Untagged ones are what a
+        # person typed, and the tag is what pruning goes by: the live request must survive it, however the text came.
+        # Messages that tools or policies sent bring tags of their own, and are no request.
+        self.add([m if m.tags else UserMessage(m.content, ("USER_PROMPT",)) for m in self.inbox])
+        self.inbox = []
+        return True
+
+    def remove_inbox(self) -> list[UserMessage]:
+        """Empty the inbox; return what was in it."""
+        messages, self.inbox = self.inbox, []
+        return messages
 
     def begin_with(self, messages: Sequence[Message]) -> None:
         """Append what the run begins with."""
@@ -220,16 +239,16 @@ class RunHistory:
         """Note the reply whose calls are being carried out; ``None`` once they are done."""
         self.open_reply = reply
 
-    def reopen(self) -> list[UserMessage]:
+    def reopen(self, said: Sequence[UserMessage]) -> bool:
         """
-        Remove the step in which the continued run was suspended from the history, to hold it separately while it runs.
+        Remove the step in which the continued run was suspended from the history; return whether there is one.
 
-        Return what was said after it: that will follow its results.
+        It is held separately while it runs. What was said after it, and *said*, what the run begins with, will follow its results.
         """
         record, at = self.record, suspended_at(self.record)
         reply = None if at is None else record[at]
         if at is None or not isinstance(reply, AssistantMessage):
-            return []
+            return False
         after = at + 1 + len(reply.tool_calls)
         self.open_step = (reply, tuple([m for m in record[at + 1 : after] if isinstance(m, ToolMessage)]))
         shown = next((i for i in range(len(self.view) - 1, -1, -1) if self.view[i] is reply), len(self.view))
@@ -238,7 +257,9 @@ class RunHistory:
         self.view = self.record if same else Transcript(self.view[:shown])
         self.start = min(self.start, at)
         self._find_results()
-        return [m for m in record[after:] if isinstance(m, UserMessage)]
+        # Behind the results that are still to come, for the same reason as in `take_inbox`.
+        self.inbox += [*[m for m in record[after:] if isinstance(m, UserMessage)], *said]
+        return True
 
     # --- how long things stay ---------------------------------------------------------------------------------------
 

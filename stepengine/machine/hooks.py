@@ -57,7 +57,7 @@ def _name(hook: Hook) -> str:
 
 
 def _what(run: RunState, point: str, hook: Hook) -> str:
-    return f"{point} hook {_name(hook)} of {run.agent.id!r}"
+    return f"{point} hook {_name(hook)} of {run.plan.definition.id!r}"
 
 
 def _wrong(run: RunState, point: str, hook: Hook, how: str, kind: str = "TypeError") -> HandlerError:
@@ -103,7 +103,7 @@ def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
 
 def _drive(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
     author = Author(what, steps, by="hook")
-    run.authors.append(author)
+    run.progress.authors.append(author)
     try:
         asked = author.send(None)
         for _ in range(MAX_YIELDS):
@@ -119,7 +119,7 @@ def _drive(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flo
         raise HandlerError(msg, kind="RuntimeError", location=author.location)
     finally:
         run.side_events.warn(*author.close())
-        run.authors.pop()
+        run.progress.authors.pop()
 
 
 def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
@@ -128,17 +128,17 @@ def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
         raise describe_yield(author.what, asked, author.location, ACCEPTED)
     if row.kind is ToolCall:
         result = yield from hook_call(run, asked)
-        return StepResult(run.frozen(), (result,))
+        return StepResult(run.snapshot.state(), (result,))
     if row.kind is Race:
-        return StepResult(run.frozen(), value=(yield from _race(run, author, asked)))
+        return StepResult(run.snapshot.state(), value=(yield from _race(run, author, asked)))
     value = yield from carry_out(member_of(run, asked))
-    return StepResult(run.frozen(), value=value)
+    return StepResult(run.snapshot.state(), value=value)
 
 
 def _race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
     """Carry out a race of waits, functions and model calls; a hook may call a tool only on its own, not in a race."""
     race = Raced(run, [_racer(run, author, one) for one in asked.members])
-    outcomes = yield from run.gather(effects := race.begin(), races=((0, len(effects)),))
+    outcomes = yield from run.effects.gather(effects := race.begin(), races=((0, len(effects)),))
     stop = race.take(outcomes)
     if stop is not None:
         raise Stopped(stop)
@@ -166,7 +166,7 @@ def _attempt(run: RunState, point: str, hook: Hook, args: Sequence[object], allo
     """Call one hook whose failure is noted and dropped."""
     # Late hooks run also after a stop, to look at how it ended; then they may not ask for anything any more, which is
     # their failure and no second stop.
-    was_stopped = run.stop is not None
+    was_stopped = run.effects.stop is not None
     try:
         said = yield from _call(run, point, hook, args, allowed)
     except Stopped:
@@ -188,7 +188,7 @@ def _drop_failed_hook(run: RunState, point: str, hook: Hook, error: BaseExceptio
 
 
 def _notify_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
-    event = ev.HookFailed(path=run.plan.path, seq=run.seq, point=point, hook=_name(hook), error=str(error))
+    event = ev.HookFailed(path=run.plan.path, seq=run.effects.seq, point=point, hook=_name(hook), error=str(error))
     yield Notify(event)
 
 
@@ -213,7 +213,7 @@ def _aborting(run: RunState, point: str) -> Flow[list[Change]]:
 def pre_run(run: RunState) -> Flow[None]:
     """Call the ``pre_run`` hooks; a failure aborts the run before anything else happens."""
     changes = yield from _aborting(run, "pre_run")
-    run.keep_tail(tuple([message for change in changes for message in change.tail]))
+    run.prompt.set_tail(tuple([message for change in changes for message in change.tail]))
 
 
 def pre_step(run: RunState) -> Flow[Sequence[Message]]:
@@ -291,7 +291,7 @@ def on_stop(run: RunState) -> Flow[bool]:
     for hook in run.plan.hooks.on_stop:
         said = yield from _attempt(run, "on_stop", hook, (run.hook_context(),), (UserMessage, str))
         first = said if first is None else first
-    if first is None or not run.refuse_stop(MAX_REFUSALS):
+    if first is None or not run.progress.refuse_stop(MAX_REFUSALS):
         return False
     run.history.add([first if isinstance(first, UserMessage) else UserMessage(first)])
     return True

@@ -20,7 +20,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, Ended, RunInfo, RunResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.errors import HandlerError, LimitExceeded, StepEngineError
+from stepengine.errors import HandlerError, LimitExceeded, StepEngineError, UnknownModel
 from stepengine.machine.history import left_by
 
 if TYPE_CHECKING:
@@ -151,6 +151,19 @@ class RunPlan:
     published: str = ""
     packages: Mapping[str, str] = attrs.field(factory=dict)
     output_problem: Callable[[JsonValue], str] | None = attrs.field(default=None, eq=False, repr=False)
+
+    def resolve_model(self, override: str | None = None) -> str:
+        """Return the model string in force, or raise ``UnknownModel`` when there is none."""
+        model = override or self.model
+        if model:
+            return model
+        # Raised when a step is asked for and not when the run is planned: an agent whose handler calls only tools needs
+        # no model.
+        msg = (
+            f"agent {self.definition.id!r} has no model: set AgentDefinition(model='provider/model') or "
+            "Engine(default_model=...), or name one in StepWith or Complete"
+        )
+        raise UnknownModel(msg, kind="no_model")
 
 
 @frozen(kw_only=True, weakref_slot=False)

@@ -36,12 +36,12 @@ def wait_for_children(run: RunState) -> Flow[bool]:
 
     One who has no step left, or was cut off, waits for nothing: there would be nobody to tell.
     """
-    can_go_on = run.budget.steps_left > 0 and run.budget.reached is None and not run.truncated
+    can_go_on = run.budget.steps_left > 0 and run.budget.reached is None and not run.progress.truncated
     if not can_go_on or not _is_told(run):
         return False
     seconds = run.budget.limits.max_wait_seconds
     if (yield from _hear(run, 1, seconds)):
-        run.end_turn(complete=False)
+        run.progress.end_turn(complete=False)
         return True
     run.side_events.warn(
         f"the turn ended after {seconds:g} s of waiting for children in the background, which were ended with it"
@@ -50,15 +50,17 @@ def wait_for_children(run: RunState) -> Flow[bool]:
 
 
 def _is_told(run: RunState) -> bool:
-    if run.background is NO_CHILDREN or not run.background.at_work:
+    if run.children.background is NO_CHILDREN or not run.children.background.at_work:
         return False
     return any(
-        isinstance(b.runs, Driving) and b.runs.reports for b in map(run.bindings.get, run.offered) if b is not None
+        isinstance(b.runs, Driving) and b.runs.reports
+        for b in map(run.tools.bindings.get, run.tools.offered)
+        if b is not None
     )
 
 
 def _hear(run: RunState, need: int, timeout: float | None) -> Flow[bool]:
-    refs = run.background.at_work
+    refs = run.children.background.at_work
     waited: Waited[Any] = yield from carry_out(member_of(run, Wait(*refs, need=need, timeout=timeout)))
     if not waited.done:
         return False

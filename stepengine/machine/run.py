@@ -11,7 +11,7 @@ import json
 import traceback
 from collections.abc import Callable, Generator
 from types import GeneratorType
-from typing import Any, NamedTuple, TypeVar, assert_never
+from typing import Any, NamedTuple, TypeVar, assert_never, cast
 
 from stepengine.data import events as ev
 from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, Spawn, line_of
@@ -33,7 +33,7 @@ from stepengine.machine.plan import Finished, RunPlan, ToolBody
 from stepengine.machine.protocol import Flow
 from stepengine.machine.settling import output_of, settle_output, text_of
 from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
-from stepengine.machine.state import RunState
+from stepengine.machine.state import BodyProgress, RunState
 
 __all__ = ("Machine", "run_agent")
 
@@ -75,12 +75,12 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
     @property
     def authors(self) -> tuple[Author, ...]:
         """The author's generators that the run is in, from the outside in: its handler or tool body, then the hook or tool it waits for."""
-        return tuple(self._run.authors)
+        return tuple(self._run.progress.authors)
 
     @property
     def state(self) -> AgentState:
         """The state of the run at this moment."""
-        return self._run.frozen()
+        return self._run.snapshot.state()
 
     @property
     def location(self) -> str:
@@ -89,10 +89,10 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
 
         That is ``file:line`` of the innermost handler, tool or hook; for a program that a model wrote, its line.
         """
-        if self._run.place is not None:
-            text, line = self._run.place
+        if self._run.progress.place is not None:
+            text, line = self._run.progress.place
             return f"line {line} of the program: {line_of(text, line)}"
-        return next((found for author in reversed(self._run.authors) if (found := author.location)), "")
+        return next((found for author in reversed(self._run.progress.authors) if (found := author.location)), "")
 
 
 def run_agent(plan: RunPlan, state: AgentState) -> Machine:
@@ -136,15 +136,19 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
 
     Nobody is told that it begins and ends, since its call is shown; hooks and policies see the calls that it makes.
     """
+    done = cast("BodyProgress", run.body)
     try:
-        run.begin_run()
+        run.progress.begin_run()
         ending = yield from _run_timed(run, body, _until_body_ends(run, body))
-        if run.background is not NO_CHILDREN:
+        if run.children.background is not NO_CHILDREN:
             ending = yield from _without_background(run, ending)
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
-            run.suspend(ending.stop.questions)
-        yield from map(Notify, run.side_events.take())
-        run.hand_on_inbox()
+            run.questions.suspend(ending.stop.questions)
+        if run.side_events.waiting:
+            yield from map(Notify, run.side_events.take())
+        if run.history.inbox:
+            # What was sent to the body belongs to the conversation of its caller.
+            done.changes.extend(run.history.remove_inbox())
         return _make_finished(run, ending)
     finally:
         run.side_events.close()
@@ -167,9 +171,9 @@ def _run_timed(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T]:
                 msg = f"{timed_out(body.tool_name, body.timeout)} of work"
                 effect = flow.throw(ToolError(msg, tool_name=body.tool_name))
                 continue
-            began = run.now
+            began = run.effects.now
             outcome = yield effect
-            worked += 0 if _waits(effect) else run.now - began
+            worked += 0 if _waits(effect) else run.effects.now - began
             effect = flow.send(outcome)
     except StopIteration as stop:
         returned: T = stop.value
@@ -228,8 +232,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
             is_shown = isinstance(effect, Notify)
             # After a stop nothing is handed out. It is raised where the part of the machine asks, so that each
             # `finally` and `except Stopped` on the way out gives its calls a result.
-            if run.stop is not None and not is_shown:
-                effect = flow.throw(Stopped(run.stop))
+            if run.effects.stop is not None and not is_shown:
+                effect = flow.throw(Stopped(run.effects.stop))
                 continue
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
             if sides.waiting or (not is_shown and watched()):
@@ -242,7 +246,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 continue
             if isinstance(outcome, Value) and not isinstance(effect, Gather):
                 # All that ``receive`` does with what nearly every outcome is.
-                run.hear(outcome)
+                run.effects.note_arrival(outcome)
                 effect = send(outcome)
                 continue
             try:
@@ -251,7 +255,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 kind = type(outcome)
                 may_ask = kind is Failure or (kind is Gathered and Failure in map(type, outcome.outcomes))  # type: ignore[union-attr]
                 outcome = (yield from with_more(run, effect, outcome)) if may_ask else outcome  # type: ignore[arg-type]
-                received = run.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
+                received = run.effects.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
             except StepEngineError as error:
                 effect = flow.throw(error)
             else:
@@ -269,10 +273,12 @@ def _until_end(run: RunState) -> Flow[_Ending]:
         _open(run)
         if run.plan.hooks.pre_run:
             yield from hooks.pre_run(run)
-        run.begin_run()
-        returned = yield from (run_alone(run) if run.agent.handle_steps is None else converse(run, _handler(run)))
-        if run.hand_off.agent_id is not None and run.budget.reached is None:
-            return (yield from _hand_over(run, run.hand_off.agent_id))
+        run.progress.begin_run()
+        returned = yield from (
+            run_alone(run) if run.plan.definition.handle_steps is None else converse(run, _handler(run))
+        )
+        if run.children.successor is not None and run.budget.reached is None:
+            return (yield from _hand_over(run, run.children.successor))
         yield from settle_output(run, returned)
     # The order of these is that of what is stronger: a stop from outside, a hook that aborts, a spent limit, and last
     # an error.
@@ -287,7 +293,7 @@ def _until_end(run: RunState) -> Flow[_Ending]:
     # A handler may catch the signal of a spent limit and return in peace; the status still says what happened.
     if run.budget.reached is not None:
         return _end_at_limit(run, run.budget.reached, returned)
-    return _with_output(run, RunStatus.TRUNCATED if run.truncated else RunStatus.COMPLETED, returned)
+    return _with_output(run, RunStatus.TRUNCATED if run.progress.truncated else RunStatus.COMPLETED, returned)
 
 
 def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
@@ -299,13 +305,13 @@ def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
         StepEngineError: when the other agent could not start.
     """
     # An effect with a number, as of any child: recorded, resumed and replayed as these are.
-    effect = Spawn(run.number(), agent_id, parent=run.inheritable, is_inline=True, at=run.now)
-    child: ChildResult = run.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
+    effect = Spawn(run.effects.number(), agent_id, parent=run.snapshot.inheritable, is_inline=True, at=run.effects.now)
+    child: ChildResult = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
     run.spent.count_child(child)
     if child.left is not None:
-        run.take_history(child.left)
+        run.apply_inline_child(child.left)
         # It may have handed the conversation on, and then the next message is for that agent.
-        run.hand_off.assign(child.left.handed_to or agent_id)
+        run.children.hand_over(child.left.handed_to or agent_id)
     error = child.error
     if child.status is RunStatus.FAILED and error is None:
         error = StepEngineError(f"agent {agent_id!r}, to which the conversation was handed over, failed")
@@ -349,22 +355,22 @@ def _with_output(run: RunState, status: RunStatus, returned: object, failure: Li
 def _open(run: RunState) -> None:
     """Append the user's message and the instructions."""
     plan = run.plan
-    unoffered = [name for name in HANDLER_ONLY if name in plan.offered]
+    unoffered = tuple(filter(plan.offered.__contains__, HANDLER_ONLY))
     if unoffered:
         listed = " and ".join(unoffered)
-        has_handler = run.agent.handle_steps is not None
+        has_handler = run.plan.definition.handle_steps is not None
         remedy = "its handler may call it without that" if has_handler else "the agent has no handler"
         run.side_events.tell(
-            f"agent {run.agent.id!r} lists {listed} in tools=, but no model is offered what only handlers may call; "
+            f"agent {run.plan.definition.id!r} lists {listed} in tools=, but no model is offered what only handlers may call; "
             f"leave it out, {remedy}"
         )
     added: list[UserMessage] = []
-    content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t.strip()])
+    content = "\n\n".join(filter(str.strip, (plan.prompt, _shown_params(plan))))
     if content:
         added.append(UserMessage((TextPart(content),), ("USER_PROMPT",)))
     # A run that goes on with an open step has its instructions in the history already, before that step; a second copy
     # would stand between a call and its result.
-    if run.waiting and run.agent.handle_steps is None and run.reopen_step(added):
+    if run.questions.waiting and run.plan.definition.handle_steps is None and run.history.reopen(added):
         # The instructions stand before it; what is said now follows the answer.
         return
     instructions = _instructions(run)
@@ -378,18 +384,18 @@ def _shown_params(plan: RunPlan) -> str:
 
 
 def _instructions(run: RunState) -> str:
-    plan, text = run.plan, run.agent.instructions_prompt
+    plan, text = run.plan, run.plan.definition.instructions_prompt
     parts = [text, plan.note]
     if plan.output_json_schema is not None and (text or plan.note):
         note = "The output of set_output must fit this JSON Schema; its fields may stand at the top level or inside `data`:"
         parts.append(f"{note}\n{compact(plan.output_json_schema)}")
-    return "\n\n".join([part for part in parts if part])
+    return "\n\n".join(filter(None, parts))
 
 
 def _handler(run: RunState) -> Author:
     """Start the handler."""
-    what = f"handle_steps of agent {run.agent.id!r}"
-    return Author(what, _start_handler(what, run.agent.handle_steps, _context(run)), by="handler")
+    what = f"handle_steps of agent {run.plan.definition.id!r}"
+    return Author(what, _start_handler(what, run.plan.definition.handle_steps, _context(run)), by="handler")
 
 
 def _start_handler(what: str, handler: Any, ctx: StepContext) -> Any:
@@ -410,12 +416,12 @@ def _context(run: RunState) -> StepContext:
     return StepContext(
         prompt=plan.prompt,
         params=plan.params,
-        agent_state=run.output.put_into(run.frozen()),
+        agent_state=run.output.put_into(run.snapshot.state()),
         model=plan.model,
         logger=run.side_events,
         random=plan.random,  # type: ignore[arg-type]  # whoever plans for a handler gives one
         created=plan.created,
-        elapsed=lambda: run.now,
+        elapsed=lambda: run.effects.now,
         notify=run.side_events.notify,
         is_asked=bool(plan.prompt.strip() or plan.params_json),
     )
@@ -423,10 +429,11 @@ def _context(run: RunState) -> StepContext:
 
 def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     """Announce the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
-    if run.background is not NO_CHILDREN:
+    if run.children.background is not NO_CHILDREN:
         ending = yield from _without_background(run, ending)
     # Said too late to be answered, but said: the next run of the conversation reads it.
-    run.take_inbox()
+    if run.history.inbox:
+        run.history.take_inbox()
     _expire_at_end(run, ending.status)
     if ending.error is not None:
         for problem in run.side_events.problems:
@@ -447,7 +454,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
 
 def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
     """Return how a run ends once none of its background children is at work; whoever drives a stopped run ends them itself."""
-    if run.stop is not None:
+    if run.effects.stop is not None:
         return ending
     try:
         yield from end_background(run)
@@ -467,14 +474,14 @@ def _expire_at_end(run: RunState, status: RunStatus) -> None:
 def _tell(run: RunState, ending: _Ending) -> Flow[None]:
     match ending.status:
         case RunStatus.SUSPENDED:
-            run.suspend(ending.stop.questions if ending.stop is not None else ())
-            yield from hooks.on_suspend(run, run.pending)
+            run.questions.suspend(ending.stop.questions if ending.stop is not None else ())
+            yield from hooks.on_suspend(run, run.questions.pending)
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
-            yield Notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
-            yield from map(Notify, run.side_events.enter(RunPhase.FAILED, "", run.seq))
+            yield Notify(ev.RunFailed(path=path, seq=run.effects.seq, error=str(error), kind=type(error).__name__))
+            yield from map(Notify, run.side_events.enter(RunPhase.FAILED, "", run.effects.seq))
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
-            yield from map(Notify, run.side_events.enter(RunPhase.DONE, "", run.seq))
+            yield from map(Notify, run.side_events.enter(RunPhase.DONE, "", run.effects.seq))
         case _:
             assert_never(ending.status)
 
@@ -486,26 +493,26 @@ def _text_at_end(run: RunState, ending: _Ending) -> str:
 
 
 def _make_finished(run: RunState, ending: _Ending) -> Finished:
-    children = run.spent.children
+    children, body = run.spent.children, run.body
     if children and ending.status is not RunStatus.SUSPENDED:
         children = list(map(no_longer_waiting, children))
     return Finished(
         status=ending.status,
-        state=run.frozen(),
-        stop_reason=run.stop_reason,
+        state=run.snapshot.state(),
+        stop_reason=run.progress.stop_reason,
         output=ending.output,
         text=_text_at_end(run, ending),
         error=ending.error,
         is_left=ending.stop is not None and ending.stop.kind == "shutdown",
         limit=run.budget.reached,
-        pending=run.pending,
-        began=run.began,
-        spending=run.spent.total(run.agent.id),
-        tool_calls=tuple(run.tool_log),
-        thinking=tuple(run.thinking),
+        pending=run.questions.pending,
+        began=run.progress.began,
+        spending=run.spent.total(run.plan.definition.id),
+        tool_calls=tuple(run.tools.log),
+        thinking=tuple(run.progress.thinking),
         children=tuple(children),
         warnings=tuple(run.side_events.warnings),
         opening=run.history.opening,
-        changes=tuple(run.changes),
-        computed=tuple(run.computed),
+        changes=() if body is None else tuple(body.changes),
+        computed=() if body is None else tuple(body.computed),
     )

@@ -55,7 +55,7 @@ def output_of(run: RunState, returned: object) -> object:
     Raises:
         HandlerError: when the author's own type cannot be made of the output again.
     """
-    output, mode = run.output, run.agent.output_mode
+    output, mode = run.output, run.plan.definition.output_mode
     if mode == "structured_output":
         if returned is not None and not output.is_checked:
             return returned
@@ -80,10 +80,10 @@ def settle_output(run: RunState, returned: object) -> Flow[None]:
     """
     if returned is not None:
         _take_returned(run, returned)
-    if run.agent.output_mode != "structured_output" or _is_settled(run, returned):
+    if run.plan.definition.output_mode != "structured_output" or _is_settled(run, returned):
         return
-    remedy = "" if run.has_asked else REMEDY
-    if run.has_asked or (run.output.issues and run.plan.model):
+    remedy = "" if run.progress.has_asked else REMEDY
+    if run.progress.has_asked or (run.output.issues and run.plan.model):
         yield from _correct_output(run, returned, remedy)
     if not run.output.is_given and run.budget.reached is None:
         raise run.output.missing(remedy)
@@ -95,7 +95,7 @@ def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
     # call costs a step (generator-contract:S12).
     if returned is None:
         _take_text(run)
-    for left in range(run.agent.output_retries, 0, -1):
+    for left in range(run.plan.definition.output_retries, 0, -1):
         if run.output.is_given or run.budget.reached is not None or run.budget.steps_left <= 0:
             break
         yield from _correction(run, remedy, is_last=left == 1)
@@ -104,7 +104,7 @@ def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
 
 def _is_settled(run: RunState, returned: object) -> bool:
     """Return whether nothing is missing; without a schema a handler that asked for no step need not give anything."""
-    return run.output.is_given or (not run.output.is_checked and (returned is not None or not run.has_asked))
+    return run.output.is_given or (not run.output.is_checked and (returned is not None or not run.progress.has_asked))
 
 
 def _take_returned(run: RunState, returned: object) -> None:
@@ -131,9 +131,9 @@ def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
     Raises:
         HandlerError: for what was not awaited, and with a journal for whatever else is not JSON.
     """
-    kind, handler = type(returned), run.agent.handle_steps
+    kind, handler = type(returned), run.plan.definition.handle_steps
     where = location_of(unwrapped(handler))
-    what = f"handle_steps of agent {run.agent.id!r} ({where})"
+    what = f"handle_steps of agent {run.plan.definition.id!r} ({where})"
     hint = hint_about(returned)
     if kind is CoroutineType:
         returned.close()
@@ -156,8 +156,8 @@ def _check_length(run: RunState, output: JsonValue) -> None:
     """
     problem = run.plan.output_problem
     if problem is not None and (why := problem(output)):
-        where = location_of(unwrapped(run.agent.handle_steps))
-        what = f"handle_steps of agent {run.agent.id!r} ({where})"
+        where = location_of(unwrapped(run.plan.definition.handle_steps))
+        what = f"handle_steps of agent {run.plan.definition.id!r} ({where})"
         msg = f"{what}: output is too long: {why}; write what is long to a file and return where it is"
         raise HandlerError(msg, kind="too_long", location=where)
 
@@ -205,7 +205,7 @@ def _correction(run: RunState, remedy: str, *, is_last: bool) -> Flow[None]:
         f"<system-reminder>\nThe output of this task is missing.{why} Call set_output now.{shape}\n</system-reminder>"
     )
     run.history.add([UserMessage(note, ("OUTPUT_REMINDER",))])
-    plain = StepWith(tools=tuple(dict.fromkeys([*run.offered, "set_output"])))
+    plain = StepWith(tools=tuple(dict.fromkeys([*run.tools.offered, "set_output"])))
     try:
         ended = yield from _demand_output(run, plain) if is_last else budgeted_step(run, plain)
         while run.budget.steps_left > 0 and not (ended or output.is_given):

@@ -13,7 +13,9 @@ from stepengine.data.models import ModelReply
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
 from stepengine.errors import AgentError, DataError
+from stepengine.machine.effect_channel import EffectChannel
 from stepengine.machine.plan import RunPlan
+from stepengine.machine.progress import Progress
 from stepengine.machine.protocol import CALLING, EXECUTING, PHASES
 
 __all__ = ("SideEvents",)
@@ -23,8 +25,8 @@ class Speaker(Protocol):
     """The run that says something: where it is."""
 
     plan: RunPlan
-    seq: int
-    step: int
+    effects: EffectChannel
+    progress: Progress
 
 
 class SideEvents:
@@ -113,7 +115,7 @@ class SideEvents:
             if text not in self.warnings:
                 self.warn(text)
                 if run is not None and run.plan.watched():
-                    self.waiting.append(ev.Warned(path=run.plan.path, seq=run.seq, message=text))
+                    self.waiting.append(ev.Warned(path=run.plan.path, seq=run.effects.seq, message=text))
 
     def closed_with(self, problems: tuple[str, ...]) -> None:
         """Note what went wrong when the handler was closed, and report it."""
@@ -122,7 +124,7 @@ class SideEvents:
         run = self._run
         if run is not None:
             self.waiting += [
-                ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="handler_ignored_close", message=problem)
+                ev.HandlerNotice(path=run.plan.path, seq=run.effects.seq, kind="handler_ignored_close", message=problem)
                 for problem in problems
             ]
 
@@ -143,7 +145,7 @@ class SideEvents:
         """Remember a notification."""
         run = self._speaker("ctx.notify")
         self.waiting.append(
-            ev.Notification(path=run.plan.path, seq=run.seq, message=str(message), data=_json_or_what(data))
+            ev.Notification(path=run.plan.path, seq=run.effects.seq, message=str(message), data=_json_or_what(data))
         )
 
     def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
@@ -153,7 +155,7 @@ class SideEvents:
             return
         event = ev.Compacted(
             path=run.plan.path,
-            seq=run.seq,
+            seq=run.effects.seq,
             by=by,
             record=record,
             tokens_before=tokens[0],
@@ -167,7 +169,7 @@ class SideEvents:
         """Remember that the todos are these now."""
         run = self._run
         if run is not None and run.plan.watched():
-            self.waiting.append(ev.TodosChanged(path=run.plan.path, seq=run.seq, todos=todos))
+            self.waiting.append(ev.TodosChanged(path=run.plan.path, seq=run.effects.seq, todos=todos))
 
     def debug(self, message: str, /, **data: object) -> None:
         """Log for developers."""
@@ -189,11 +191,11 @@ class SideEvents:
         run = self._speaker("the logger")
         line = ev.LogLine(
             path=run.plan.path,
-            seq=run.seq,
+            seq=run.effects.seq,
             level=level,
             message=str(message),
             data=_json_or_what(data) if data else None,
-            step=run.step,
+            step=run.progress.step,
         )
         self.waiting.append(line)
 

@@ -96,12 +96,12 @@ def _child(
     if entry.definition is None and agents is not None:
         found = resolve_agent_id(run, agent_id)
         if found is None:
-            hint = f". {agent_id!r} is a tool: call it directly" if agent_id in run.offered else ""
-            error = not_allowed(run.agent.id, agent_id, agents, hint)
+            hint = f". {agent_id!r} is a tool: call it directly" if agent_id in run.tools.offered else ""
+            error = not_allowed(run.plan.definition.id, agent_id, agents, hint)
             return ChildResult(agent_id=agent_id, status="failed", error=error)
         agent_id = found
     return Spawn(
-        run.number(),
+        run.effects.number(),
         agent_id,
         entry.prompt,
         run.plan.mend_params(entry.definition or agent_id, entry.params) if entry.params else entry.params,
@@ -110,5 +110,5 @@ def _child(
         parent=parent,
         is_inline=is_inline,
         of=of,
-        at=run.now,
+        at=run.effects.now,
     )

@@ -8,7 +8,7 @@ together -> ``post_step`` hooks -> end decision. The open step is held outside t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 from attrs import frozen
@@ -29,6 +29,7 @@ from stepengine.data.messages import (
     system_reminder,
 )
 from stepengine.data.models import ModelReply, ModelRequest, StopReason
+from stepengine.data.outcomes import Value
 from stepengine.data.state import RunStatus
 from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage, add_cost
@@ -63,6 +64,7 @@ UNFINISHED = frozenset({PAUSE, ERROR, MAX_TOKENS})
 MAX_CUTS = 3
 GO_ON = "Your reply was cut off at its length limit. Go on exactly where it ended: repeat nothing, and say nothing about this."
 Purpose: TypeAlias = Literal["step", "final_answer"]
+OF_A_STEP = ("step", "final_answer")
 CUT_OFF = "Not executed: the reply was cut off at the output limit."
 
 
@@ -89,7 +91,7 @@ def run_turn(run: RunState) -> Flow[None]:
     # Children in the background may still be at work when the model has ended its turn: what they say is a message,
     # which the model has to answer, so the turn goes on when they have ended.
     while not (yield from budgeted_step(run, PLAIN)) or (
-        run.background is not NO_CHILDREN and (yield from wait_for_children(run))
+        run.children.background is not NO_CHILDREN and (yield from wait_for_children(run))
     ):
         pass
 
@@ -106,7 +108,7 @@ def budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
     """
     # The generator itself is returned and not iterated here: each `yield from` is one more frame that every value of
     # the step passes, both ways.
-    return _step(run, over) if run.ask_step() else _step_on_spent_budget(run, over)
+    return _step(run, over) if run.progress.ask_step() else _step_on_spent_budget(run, over)
 
 
 def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[bool]:
@@ -115,13 +117,11 @@ def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[bool]:
         return (yield from _step(run, over))
     # Told before the limit is raised: the handler is resumed once with `steps_complete` true, so that it can put
     # together what it has, and only a further step is refused (generator-contract:G46).
-    run.end_turn(complete=True)
+    run.progress.end_turn(complete=True)
     # The first request beyond the budget only; who asks again has been told, and gets the error.
     if budget.reached is None:
         limit, what = budget.most_steps, budget.limits.on_max_steps
-        msg = (
-            f"agent {run.agent.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
-        )
+        msg = f"agent {run.plan.definition.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
         budget.reach(LimitExceeded(msg, kind="steps", limit=limit))
         if what == "final_answer":
             yield from _final_answer(run)
@@ -143,7 +143,7 @@ def _final_answer(run: RunState) -> Flow[None]:
     )
     try:
         # What somebody sent meanwhile is part of what is to be summed up, and nothing after this would read it.
-        run.take_inbox()
+        run.history.take_inbox()
         # No tools at all: a model that is offered any calls one, and the text that says it cannot is read by few.
         # `StepWith(tools=())` means none, where `None` would mean the agent's own.
         request = step_request(run, StepWith(tools=(), tool_choice=None), [UserMessage(system_reminder(text))])
@@ -160,7 +160,7 @@ def _final_answer(run: RunState) -> Flow[None]:
         call.skip("Skipped: the step budget of this run is spent.")
     yield from run_batch(run, calls)
     _commit(run, reply.message, calls)
-    run.end_with(model.stop_reason)
+    run.progress.end_with(model.stop_reason)
 
 
 def _step(run: RunState, over: StepWith) -> Flow[bool]:
@@ -169,15 +169,17 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
     # One `try` around the whole step: whoever watches must see each step that began end once, with a status (that was
     # broken for steps that an error left).
     try:
-        if run.background is not NO_CHILDREN:
+        if run.children.background is not NO_CHILDREN:
             yield from hear_of_children(run)
         if watched():
             # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
             # of hooks, and what they say is shown behind it.
             run.side_events.waiting.append(_started_event(run))
-        run.begin_step()
+        _prepare_step(run)
         request = step_request(
-            run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.agent.step_prompt else ()
+            run,
+            over,
+            (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.plan.definition.step_prompt else (),
         )
         try:
             model = yield from _ask(run, request, "step")
@@ -206,23 +208,37 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
     # What lives for one step leaves the history here and not where the next one begins: no handler and no result may
     # show it (generator-contract:L35).
     finally:
-        run.end_step()
+        run.progress.end_step()
+        run.history.expire("agent_step")
     return _over(run, calls, spent, ended=ended)
+
+
+def _prepare_step(run: RunState) -> None:
+    """Remove expired results, and append messages that arrived meanwhile."""
+    # Before the request is made, and in the view alone: what an ephemeral tool said earlier is not sent again, and
+    # the record keeps it (reliability:TL23).
+    run.history.expire_results()
+    if run.progress.steps_complete:
+        run.output.start_turn()
+    if run.history.inbox:
+        run.history.take_inbox()
 
 
 def _over(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None, *, ended: bool) -> bool:
     """Take note of how a step ended; return whether the turn is complete, or raise that a limit was spent in it."""
     if ended:
-        run.let_stop()
+        run.progress.let_stop()
         take_last_word(run, calls)
     # Raised last, when reply and results stand in the history: the limit ends the run, and its state pairs.
     if spent:
         raise spent
-    return run.end_turn(complete=ended)
+    return run.progress.end_turn(complete=ended)
 
 
 def _started_event(run: RunState) -> ev.Event:
-    return ev.StepStarted(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.budget.steps_left)
+    return ev.StepStarted(
+        path=run.plan.path, seq=run.effects.seq, step=run.progress.step, steps_remaining=run.budget.steps_left
+    )
 
 
 def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
@@ -236,7 +252,13 @@ def _finished_event(run: RunState, ended: bool, status: RunStatus) -> ev.Event: 
     # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
     return ev.StepFinished(
-        path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost, status=status
+        path=run.plan.path,
+        seq=run.effects.seq,
+        step=run.progress.step,
+        ended_turn=ended,
+        usage=usage,
+        cost=cost,
+        status=status,
     )
 
 
@@ -246,7 +268,7 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
 
     Calls that ran keep their results, the others run now, the one that asked with the answer that was given.
     """
-    calls = called_by_model(run, message.tool_calls, run.offered)
+    calls = called_by_model(run, message.tool_calls, run.tools.offered)
     # What ran before the suspension has changed the world and is not run again; of the others the results said
     # "pending" and were placeholders.
     for call, known in zip(calls, stored, strict=True):
@@ -259,11 +281,11 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
     yield from hooks.post_step(run, reply.model)
     # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then whether
     # hooks let it be.
-    if run.end_turn(complete=_ends(run, calls) and (yield from _may_end(run))):
-        run.let_stop()
+    if run.progress.end_turn(complete=_ends(run, calls) and (yield from _may_end(run))):
+        run.progress.let_stop()
     if spent:
         raise spent
-    return run.steps_complete
+    return run.progress.steps_complete
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -276,19 +298,21 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
     Raises:
         InputError: for the first request of a child, when it has no user message.
     """
-    settings = run.agent.settings if over.settings is None else run.agent.settings.merged(over.settings)
-    specs = run.specs if over.tools is None else tuple([run.bindings[name].spec for name in over.tools])
+    settings = (
+        run.plan.definition.settings if over.settings is None else run.plan.definition.settings.merged(over.settings)
+    )
+    specs = run.tools.specs if over.tools is None else tuple([run.tools.bindings[name].spec for name in over.tools])
     # Several providers refuse a choice of tools in a request that offers none.
     choice = (over.tool_choice or settings.tool_choice) if specs else None
     # The tail stands behind the messages and is in no transcript. Put into the history, a step prompt would change what
     # stands before the next message, and the provider's prompt cache would be lost at every step
     # (generator-contract:D33).
-    tail = (*run.tail, *tail)
+    tail = (*run.prompt.tail, *tail)
     if run.plan.path and run.budget.steps_left == run.budget.most_steps:
         _check_user_message(run, tail)
     return ModelRequest(
-        model=over.model or run.plan.model or run.model_of(),
-        system_prompt=run.system_prompt,
+        model=over.model or run.plan.model or run.plan.resolve_model(),
+        system_prompt=run.prompt.system,
         messages=run.history.view,
         tools=specs,
         tool_choice=choice,
@@ -301,7 +325,7 @@ def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
     """Raise ``InputError`` if neither the view nor *tail* holds a user message: a child would be paid for without a task."""
     if UserMessage in map(type, run.history.view) or UserMessage in map(type, tail):
         return
-    agent = run.agent.id
+    agent = run.plan.definition.id
     msg = (
         f"agent {agent!r} was started without a prompt and params, so its first request has no user message. Start it with "
         f"AgentCall({agent!r}, prompt), or give it an instructions_prompt"
@@ -311,7 +335,7 @@ def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
 
 def step_prompt(run: RunState) -> Sequence[Message]:
     """Return the step prompt as a step-scoped message, if the agent has one."""
-    text = run.agent.step_prompt
+    text = run.plan.definition.step_prompt
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
 
@@ -319,15 +343,16 @@ def _tail(run: RunState) -> Flow[Sequence[Message]]:
     """Return what stands at the end of this step's request alone: what the ``pre_step`` hooks add, and the step prompt."""
     tail = yield from hooks.pre_step(run)
     # Once more after the hooks, which may have waited for a person or done I/O while somebody sent a message.
-    run.take_inbox()
+    run.history.take_inbox()
     return (*tail, *step_prompt(run))
 
 
 def _take_reply(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[StepReply, list[ToolMember]]:
     """Count the step that a reply makes; return the reply and its calls."""
-    in_a_row = run.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
+    in_a_row = run.progress.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
     if in_a_row >= MAX_THOUGHTS:
-        run.cut_turn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
+        run.progress.cut_turn()
+        run.side_events.warn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
     reply = _give_ids(run, model)
     return reply, called_by_model(run, reply.calls, _callable(run, request))
 
@@ -336,24 +361,25 @@ def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
     """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract:L18)."""
     # By identity: nearly every request carries the very tuple of the run, and to compare schemas at each step would
     # cost more than the step.
-    return run.offered if request.tools is run.specs else [spec.name for spec in request.tools]
+    return run.tools.offered if request.tools is run.tools.specs else [spec.name for spec in request.tools]
 
 
 def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
     """Return the request as hooks shorten it when told that it was too long, or raise *error*."""
-    run.take_inbox()
+    run.history.take_inbox()
     # Whether the hooks did something is seen by what the request is made of, and not by what they say they did.
-    before = (run.system_prompt, run.history.view)
-    run.too_long(error)
+    before = (run.prompt.system, run.history.view)
+    # Counted at the moment of the refusal, since a hook shortens the view before others ask how large it was.
+    run.prompt.refuse(error, run.snapshot.state().context_tokens)
     try:
         tail = yield from hooks.pre_step(run)
     # Taken back whatever happens: in the next step the context is not too long, and a hook that still read so would
     # prune at every step.
     finally:
-        run.too_long(None)
-    if (run.system_prompt, run.history.view) == before:
+        run.prompt.accept()
+    if (run.prompt.system, run.history.view) == before:
         raise error
-    run.take_inbox()
+    run.history.take_inbox()
     return step_request(run, over, [*tail, *step_prompt(run)])
 
 
@@ -361,9 +387,24 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
     """Call the model, and again for what its reply leaves out."""
     # The quick way for the reply that is whole, which is nearly every one: `_whole` is a generator more for all that
     # pass it.
-    effect = CallModel(run.number(), request, purpose, call_id=run.coming_call_id)
-    reply = run.take_reply((yield effect), effect)
+    effect = CallModel(run.effects.number(), request, purpose, call_id=run.tools.call_ids.coming)
+    reply = _receive_reply(run, (yield effect), effect)
     return (yield from _whole(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
+
+
+def _receive_reply(run: RunState, outcome: Any, effect: CallModel) -> ModelReply:
+    """Return the reply that *outcome* holds; count it, and record how large the provider found a step's prompt."""
+    # The value is taken here without a call where there is one, as nearly always.
+    reply: ModelReply = outcome.value if isinstance(outcome, Value) else run.effects.unwrap(outcome)
+    used, request = reply.usage, effect.request
+    run.spent.count(reply.model or request.model, used, reply.cost, 1)
+    # How large the next request is can only be estimated; what the provider counted for this one corrects the
+    # estimate (generator-contract:P2). Only steps send the conversation, so only they measure it.
+    if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
+        run.prompt.measure(request, used.prompt_tokens)
+    if "unread" in reply.provider_data:
+        run.side_events.unread(reply)
+    return reply
 
 
 def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
@@ -404,8 +445,8 @@ def _more(
     # What was said so far goes into the tail, as it came, thoughts and signatures included: a provider continues its
     # own words only when they come back unchanged. The history has none of it yet.
     longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(begun.content), *asked))
-    effect = CallModel(run.number(), longer, purpose, call_id=_after(run, begun))
-    return run.take_reply((yield effect), effect)
+    effect = CallModel(run.effects.number(), longer, purpose, call_id=_after(run, begun))
+    return _receive_reply(run, (yield effect), effect)
 
 
 def _is_cut_text(reply: ModelReply) -> bool:
@@ -421,7 +462,7 @@ def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
     held = sum(isinstance(part, ToolCallPart) for part in paused.content)
-    return lambda number: run.coming_call_id(held + number)
+    return lambda number: run.tools.call_ids.coming(held + number)
 
 
 def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
@@ -450,7 +491,7 @@ def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
         else:
             # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send none, or
             # one twice (reliability:MP49, MP50), and with counters the same run has the same ids on every replay.
-            call = attrs.evolve(part, tool_call_id=run.call_ids.new())
+            call = attrs.evolve(part, tool_call_id=run.tools.call_ids.new())
             parts.append(call)
             calls.append(call)
     return StepReply(reply, AssistantMessage(tuple(parts)), calls, len(calls) < len(parts))
@@ -462,13 +503,13 @@ def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
     # One look for a character, in place of a search for tags in every reply; the tags themselves are sorted out only
     # where there may be some.
     if thinking or "<" in text:
-        run.think(*thinking, *parted(text).thoughts)
-    if not reply.calls and run.offered and ("<" in text or "[" in text):
+        run.progress.thinking.extend([*thinking, *parted(text).thoughts])
+    if not reply.calls and run.tools.offered and ("<" in text or "[" in text):
         _warn_of_written_call(run, reply.model)
     if not run.plan.watched():
         return
     # They belong to the model call, as its deltas do: it is the last effect that was numbered.
-    path, seq = run.plan.path, run.seq - 1
+    path, seq = run.plan.path, run.effects.seq - 1
     if thinking:
         yield Notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
     if text:
@@ -486,7 +527,7 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
     if not mark:
         return
     run.side_events.tell(
-        f"agent {run.agent.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, and nothing was called. "
+        f"agent {run.plan.definition.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, and nothing was called. "
         "OpenAIChatProvider(..., written_calls=True) reads <tool_call> and <codebuff_tool_call> blocks; a service that gives "
         "models their tools wants prompts that show no such blocks"
     )
@@ -521,7 +562,7 @@ def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> 
     waiting = [call for call in calls if call.result is None or call.is_fault]
     # Not even the complete calls before the cut are carried out: they may be half of a plan (write the file, then ...)
     # whose other half nobody knows.
-    if run.truncated:
+    if run.progress.truncated:
         for call in calls:
             call.skip(CUT_OFF)
     # Beside the transcript, and not in it, until all results are there: at each moment every state that anybody can see
@@ -565,9 +606,9 @@ def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
     """Return whether a step ends the turn, hooks aside."""
     # First of all: a message that came during the step has to be answered before the turn can end
     # (generator-contract:G54).
-    if run.inbox and run.take_inbox():
+    if run.history.inbox and run.history.take_inbox():
         return False
-    if run.truncated:
+    if run.progress.truncated:
         return True
     ended, forced = False, False
     for call in calls:
@@ -581,18 +622,18 @@ def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
             ended = True
     # An agent that has `task_completed` says itself when it is done; a reply without calls is then no end, only a
     # pause.
-    if ended or "task_completed" in run.offered:
+    if ended or "task_completed" in run.tools.offered:
         return ended
-    return not forced if calls else not run.only_thoughts
+    return not forced if calls else not run.progress.only_thoughts
 
 
 def _warn_of_silence(run: RunState, calls: Sequence[ToolMember]) -> None:
     """Warn about a turn that ends with a thought alone; a handler decides for itself."""
-    if run.agent.handle_steps is not None or run.output.is_given:
+    if run.plan.definition.handle_steps is not None or run.output.is_given:
         return
     if all(call.asked.tool_name == "think_deeply" for call in calls):
         run.side_events.warn(
-            f"the turn of agent {run.agent.id!r} ended after 'think_deeply' alone, so it has no answer. Say in its prompt that it "
+            f"the turn of agent {run.plan.definition.id!r} ended after 'think_deeply' alone, so it has no answer. Say in its prompt that it "
             "calls 'think_deeply' together with its answer or with another tool"
         )
 
@@ -601,7 +642,7 @@ def _may_end(run: RunState) -> Flow[bool]:
     """Ask the ``on_stop`` hooks whether a turn may end; it ends without asking when its budget is spent or its reply was cut."""
     # A hook that sends the model back needs a step to send it to; where none is left its message would stand there
     # unanswered.
-    if not run.plan.hooks.on_stop or run.budget.steps_left <= 0 or run.truncated:
+    if not run.plan.hooks.on_stop or run.budget.steps_left <= 0 or run.progress.truncated:
         return True
     return not (yield from hooks.on_stop(run))
 

@@ -18,7 +18,9 @@ from stepengine.data.questions import Decision
 from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, PerformError, UnknownOutcome
-from stepengine.machine.state import RunState
+from stepengine.machine import run as machine_run
+from stepengine.machine.run import exchange
+from stepengine.machine.state import Snapshot
 from tests.machine.world import ADD, STEP, STEP_ALL, World, agent, binding, call, child, limits, play, reply, thought
 
 TOOLS = [
@@ -259,23 +261,33 @@ def test_any_handler_in_any_world_ends_well(program, given_world, points):
 @given(programs, worlds, hook_points)
 def test_the_state_that_anybody_is_shown_is_that_of_the_moment(program, given_world, points):
     """A state is made anew when anything that it holds has changed, whoever of the run's parts changed it."""
-    frozen, receive, kept = RunState.frozen, RunState.receive, []
+    state_of, kept = Snapshot.state, []
 
-    def shown(run):
-        known = run._frozen
-        state = frozen(run)
+    def shown(snapshot):
+        known = snapshot._frozen
+        state = state_of(snapshot)
         if state is known:
             kept.append(state)
-            run._frozen = None
+            snapshot._frozen = None
             # The id of a call is taken before anything is to be seen of the call.
-            assert attrs.evolve(frozen(run), next_call=state.next_call) == state
-            run._frozen = state
+            assert attrs.evolve(state_of(snapshot), next_call=state.next_call) == state
+            snapshot._frozen = state
         return state
 
-    def received(run, outcome, effect):
-        shown(run)
-        return receive(run, outcome, effect)
+    def exchange_looking(run, flow):
+        # Looked at after each outcome, too.
+        effects = exchange(run, flow)
+        try:
+            effect = effects.send(None)
+            while True:
+                outcome = yield effect
+                shown(run.snapshot)
+                effect = effects.send(outcome)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            effects.close()
 
-    with patch.object(RunState, "frozen", shown), patch.object(RunState, "receive", received):
+    with patch.object(Snapshot, "state", shown), patch.object(machine_run, "exchange", exchange_looking):
         play_in(given_world, Recorder(program), points)
     event("kept" if kept else "made anew each time")

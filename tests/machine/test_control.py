@@ -230,6 +230,6 @@ def test_a_driver_that_answers_nonsense_is_told_so():
     run = RunState(plan_of(agent()), play(agent(lambda ctx: (yield y.Perform(int)))).state, {})
     effect = play(agent(), World(replies=[reply("x")])).models[0]
     with pytest.raises(StepEngineError, match="answered a CallModel with 5"):
-        run.receive(5, effect)
+        run.effects.receive(5, effect)
     with pytest.raises(StepEngineError, match="answered a Gather of 1 with None"):
-        run.receive(None, Gather((effect,)))
+        run.effects.receive(None, Gather((effect,)))

@@ -144,12 +144,15 @@ def test_a_suspended_step_is_taken_out_and_what_came_after_it_is_given_back():
     past.commit(calling("c1"), [waiting])
     past.add([said("are you there?")])
     taken_up = RunHistory(past.record, past.view, {})
-    assert lines(taken_up.reopen()) == ["user: are you there?"]
+    assert taken_up.reopen([said("yes")])
+    assert lines(taken_up.inbox) == ["user: are you there?", "user: yes"]
     assert lines(taken_up.record) == lines(taken_up.view) == ["user: a"]
     assert taken_up.open_step is not None
     message, results = taken_up.open_step
     assert (message.tool_calls[0].tool_call_id, [m.status for m in results]) == ("c1", ["pending"])
-    assert history(said("a")).reopen() == []
+    untouched = history(said("a"))
+    assert not untouched.reopen([said("b")])
+    assert untouched.inbox == []
 
 
 # --- what this run added ------------------------------------------------------------------------------------------------
@@ -217,7 +220,8 @@ def test_a_step_that_is_opened_again_is_added_by_the_run_that_ends_it(before, af
     stored = [said(f"before {n}") for n in range(before)]
     pending = [calling("c1"), ToolMessage("c1", "look", (), "pending")]
     past = history(*stored, *pending, *[said(f"after {n}") for n in range(after)])
-    came = past.reopen()
+    past.reopen(())
+    came = past.remove_inbox()
     past.commit(past.open_step[0], [result("c1")])
     past.add(came)
 

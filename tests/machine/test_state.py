@@ -8,15 +8,34 @@ from pathlib import Path
 import pytest
 
 import stepengine.machine
+from stepengine.machine.background import Children
 from stepengine.machine.budget import Budget
+from stepengine.machine.effect_channel import EffectChannel
 from stepengine.machine.history import RunHistory
 from stepengine.machine.output import Output
+from stepengine.machine.progress import Progress
+from stepengine.machine.run_tools import RunTools
 from stepengine.machine.side_events import SideEvents
 from stepengine.machine.spent import Spent
-from stepengine.machine.state import RunState
+from stepengine.machine.state import BodyProgress, Prompt, RunQuestions, RunState, SharedData, Snapshot
 
 MACHINE = Path(stepengine.machine.__file__).parent
-STATEFUL = (RunState, Budget, RunHistory, Output, SideEvents, Spent)
+PARTS = (
+    BodyProgress,
+    Budget,
+    Children,
+    EffectChannel,
+    Output,
+    Progress,
+    Prompt,
+    RunHistory,
+    RunQuestions,
+    RunTools,
+    SharedData,
+    Snapshot,
+    Spent,
+)
+STATEFUL = (RunState, SideEvents, *PARTS)
 
 
 def targets_of(node: ast.AST) -> list[ast.expr]:
@@ -66,13 +85,13 @@ def test_nobody_sets_attributes_of_a_runs_state_from_outside(file):
         "run.output.value = 5",
         "call.run.side_events.warnings = []",
         "run.history.record = run.history.view = longer",
-        "call.run.step, other = 1, 2",
+        "call.run.progress.step, other = 1, 2",
         "run.budget.steps_left -= 1",
-        "run.has_asked: bool = True",
-        "del run.stop",
+        "run.progress.has_asked: bool = True",
+        "del run.effects.stop",
         "self.run.spent.children = []",
-        "for run.step in range(3): pass",
-        "with held() as run.stop: pass",
+        "for run.progress.step in range(3): pass",
+        "with held() as run.effects.stop: pass",
         "setattr(run, name, 1)",
     ],
 )
@@ -83,5 +102,5 @@ def test_one_that_does_is_found(planted):
 
 def test_the_state_has_slots_only():
     """A misspelt attribute cannot appear, and thousands of runs stay small."""
-    for cls in (RunState, Budget, RunHistory, Output, Spent):
+    for cls in (RunState, *PARTS):
         assert not hasattr(cls.__new__(cls), "__dict__")

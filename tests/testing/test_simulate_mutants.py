@@ -17,9 +17,10 @@ from stepengine.data.yields import STEP, AgentCall, GenerateN, Parallel, ToolCal
 from stepengine.errors import LimitExceeded
 from stepengine.machine import batch, handler, run, step
 from stepengine.machine.author import Author
+from stepengine.machine.effect_channel import EffectChannel
+from stepengine.machine.history import RunHistory
 from stepengine.machine.signals import Stopped
 from stepengine.machine.spent import Spent
-from stepengine.machine.state import RunState
 from stepengine.runtime.limits import SpendingLedger
 from stepengine.testing import SimulationFailed, simulate, text, tool_call, tool_calls
 
@@ -89,8 +90,8 @@ def beyond(monkeypatch):
 
 
 def renumbered(monkeypatch):
-    number = RunState.number
-    monkeypatch.setattr(RunState, "number", lambda state: min(number(state), 2))
+    number = EffectChannel.number
+    monkeypatch.setattr(EffectChannel, "number", lambda effects: min(number(effects), 2))
 
 
 def talkative(monkeypatch):
@@ -98,7 +99,7 @@ def talkative(monkeypatch):
 
     def mutant(state, ending):
         yield from tell(state, ending)
-        yield Notify(TextCompleted(path=state.plan.path, seq=state.seq, text="one more thing"))
+        yield Notify(TextCompleted(path=state.plan.path, seq=state.effects.seq, text="one more thing"))
 
     monkeypatch.setattr(run, "_tell", mutant)
 
@@ -116,19 +117,19 @@ def leaking(monkeypatch):
 
 
 def deaf(monkeypatch):
-    monkeypatch.setattr(RunState, "take_inbox", lambda state: state.inbox.clear())
+    monkeypatch.setattr(RunHistory, "take_inbox", lambda history: history.inbox.clear())
 
 
 def unstoppable(monkeypatch):
-    receive = RunState.receive
+    receive = EffectChannel.receive
 
-    def mutant(state, outcome, effect):
+    def mutant(effects, outcome, effect):
         try:
-            return receive(state, outcome, effect)
+            return receive(effects, outcome, effect)
         finally:
-            state.stop = None
+            effects.stop = None
 
-    monkeypatch.setattr(RunState, "receive", mutant)
+    monkeypatch.setattr(EffectChannel, "receive", mutant)
     monkeypatch.setattr(run, "_end_stopped", lambda stop: run._Ending(run.RunStatus.COMPLETED, stop=stop))
 
 

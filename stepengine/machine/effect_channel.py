@@ -1,0 +1,138 @@
+"""The effects that one run asks for, and the outcomes that it receives: their numbers, the run's clock, and the stop that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from stepengine.data.effects import AskPerson, CallModel, Compute, Gather, Leaf
+from stepengine.data.outcomes import Failure, Gathered, Single, Stop, Value
+from stepengine.data.usage import Usage
+from stepengine.errors import StepEngineError
+from stepengine.machine.budget import Budget, is_spent, raisable_error
+from stepengine.machine.history import RunHistory
+from stepengine.machine.protocol import Flow
+from stepengine.machine.signals import Stopped
+from stepengine.machine.spent import Spent
+
+__all__ = ("EffectChannel",)
+
+
+class EffectChannel:
+    """
+    Numbers the effects of a run and receives their outcomes.
+
+    ``receive`` sets the run's time, collects the messages that an outcome carries, and records spent limits and stops.
+
+    Attributes:
+        seq: The number of the next effect.
+        now: Milliseconds since the root was created, as of the latest outcome.
+        stop: Why the run was stopped from outside; ``None`` while it was not.
+    """
+
+    __slots__ = ("_budget", "_created", "_history", "_spent", "now", "seq", "stop")
+
+    def __init__(self, created: datetime, starts_at: int, history: RunHistory, budget: Budget, spent: Spent) -> None:
+        """Start the clock at *starts_at* milliseconds after *created*."""
+        self._created = created
+        self._history = history
+        self._budget = budget
+        self._spent = spent
+        # A child's time begins where its parent's is, as it is told in its `Spawn`: one clock for the tree, whatever
+        # process drives which part.
+        self.seq, self.now = 0, starts_at
+        self.stop: Stop | None = None
+
+    @property
+    def time(self) -> datetime:
+        """The run's recorded time."""
+        # A handler that asks for the time must be told the same on replay, so it is told the time of the last outcome,
+        # which is recorded (generator-contract:G2).
+        return self._created + timedelta(milliseconds=self.now)
+
+    def number(self) -> int:
+        """Return the next effect's number."""
+        # When the effect is made, not when it begins or ends: so an address follows from the program alone, whoever is
+        # faster (reliability:I2).
+        seq = self.seq
+        self.seq = seq + 1
+        return seq
+
+    def gather(self, effects: Sequence[Leaf], **how: Any) -> Flow[Sequence[Single]]:
+        """Ask for several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
+        # Of nothing there is no effect: an empty Gather would take a turn of the loop, and a place in the record, for
+        # no outcome.
+        return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
+
+    def receive(self, outcome: Any, effect: Leaf | Gather | Compute) -> Single | Gathered:
+        """
+        Return the outcome of *effect*, after noting everything that it carries beside its value.
+
+        A suspension that names no questions is given those of the ``AskPerson`` that it answers.
+        """
+        if isinstance(effect, Gather):
+            return self._receive_all(outcome, effect.effects)
+        # A driver that answers with something else is a bug in that driver, and there are several (the loop, walks, the
+        # simulation, the debugger). Without this it would show much later, as an AttributeError in an author's handler.
+        kind = type(outcome)
+        if kind is not Value and kind is not Failure and kind is not Stop:
+            msg = f"the driver answered a {type(effect).__name__} with {outcome!r}"
+            raise StepEngineError(msg)
+        if kind is Stop:
+            self.now = max(self.now, outcome.at)
+            return self._stopped_by(outcome, effect)
+        self.note_arrival(outcome)
+        if kind is Failure:
+            self._note_failure(outcome.error, effect)
+        received: Single = outcome
+        return received
+
+    def note_arrival(self, outcome: Value | Failure) -> None:
+        """Take note of the time of an outcome, and of what was sent to the run meanwhile."""
+        # The only clock of a run: the time of its latest outcome. Outcomes of a group may come back in another order
+        # than they ended, hence the maximum; time never goes back (reliability:JR28).
+        self.now = max(self.now, outcome.at)
+        # Messages that were sent to the run travel inside the outcome of the effect during which they came. So they
+        # stand in its record, and a replay has them at the same place (replay:J16).
+        if outcome.inputs:
+            self._history.inbox.extend(outcome.inputs)
+
+    def _receive_all(self, outcome: Any, effects: Sequence[Leaf]) -> Gathered:
+        # The number is checked, since outcomes belong to their effects by position alone: one that is missing would
+        # give everybody behind it the result of its neighbour.
+        if not isinstance(outcome, Gathered) or len(outcome.outcomes) != len(effects):
+            msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
+            raise StepEngineError(msg)
+        pairs = zip(outcome.outcomes, effects, strict=True)
+        return Gathered(tuple([self.receive(one, effect) for one, effect in pairs]))  # type: ignore[misc]  # none is a Gather
+
+    def _stopped_by(self, stop: Stop, effect: Leaf | Compute) -> Stop:
+        if isinstance(effect, AskPerson) and stop.kind == "suspended" and not stop.questions:
+            stop = Stop(stop.kind, stop.at, stop.error, effect.questions)
+        # The first stop is why the run ends; members of a group that are cut because of it bring stops of their own.
+        self.stop = self.stop or stop
+        # What a model call had used when it was cut off was paid for, although no reply ever came (reliability:MP30).
+        if stop.begun is not None and isinstance(effect, CallModel):
+            self._spent.count(effect.request.model, stop.begun.usage, stop.begun.cost, 1)
+        return stop
+
+    def _note_failure(self, error: StepEngineError, effect: Leaf | Compute) -> None:
+        # By name: some errors of models tell what the failed attempts had used, and the sums of the run hold it
+        # (reliability:I10).
+        usage = getattr(error, "usage", None)
+        if isinstance(effect, CallModel) and isinstance(usage, Usage):
+            self._spent.count(effect.request.model, usage, None, 0)
+        if is_spent(error):
+            self._budget.reach(error)
+
+    def unwrap(self, outcome: Single) -> Any:
+        """Return the value of a received outcome, or raise what happened instead."""
+        if isinstance(outcome, Value):
+            return outcome.value
+        if isinstance(outcome, Failure):
+            # A spent limit is raised as a `BaseException`: an author's `except Exception` around a step must not take
+            # it for a tool that failed, or the handler would go on without a budget (reliability:GN09).
+            raise raisable_error(outcome.error)
+        self._spent.count_stopped(outcome)
+        raise Stopped(outcome)

@@ -1,0 +1,111 @@
+"""How far a run is: its steps and turns, why the last reply stopped, and the author's generators that it is in."""
+
+from __future__ import annotations
+
+from stepengine.data.models import StopReason
+from stepengine.machine.author import Author
+from stepengine.machine.budget import Budget
+
+__all__ = ("Progress",)
+
+MAX_TOKENS = StopReason.MAX_TOKENS
+
+
+class Progress:
+    """
+    The steps and turns of one run.
+
+    Attributes:
+        began: Whether it got past its ``pre_run`` hooks.
+        step: The step that runs or comes next.
+        step_index: How many steps have begun.
+        steps_complete: Whether the last step ended the turn, or no step is left.
+        has_asked: Whether the handler asked for a step.
+        truncated: Whether the last reply was cut, or the turn was.
+        only_thoughts: How many replies in a row were only thoughts.
+        stop_reason: Why the last reply stopped.
+        thinking: The thoughts of its replies.
+        authors: The author's generators that it is in: its handler or the body of a tool, and the hook or tool that this waits for.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_stops_refused",
+        "authors",
+        "began",
+        "has_asked",
+        "only_thoughts",
+        "step",
+        "step_index",
+        "steps_complete",
+        "stop_reason",
+        "thinking",
+        "truncated",
+    )
+
+    def __init__(self, step_index: int, budget: Budget) -> None:
+        """Start after *step_index* steps; each further one is deducted from *budget*."""
+        self._budget = budget
+        self.step = self.step_index = step_index
+        self.steps_complete = self.has_asked = self.truncated = self.began = False
+        self.only_thoughts = 0
+        self.stop_reason: StopReason | None = None
+        self.thinking: list[str] = []
+        self.authors: list[Author] = []
+        self._stops_refused = 0
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Of the body of a tool that runs a program of a model: its text, and the line where it waits, from 1."""
+        program = self.authors[0].program if self.authors else None
+        return None if program is None or program.file or not program.line else (program.code, program.line)
+
+    def begin_run(self) -> None:
+        """Record that the ``pre_run`` hooks let the run begin."""
+        self.began = True
+
+    def ask_step(self) -> bool:
+        """Record that a step is asked for; return whether one is left."""
+        self.has_asked = True
+        return self._budget.steps_left > 0 and self._budget.reached is None
+
+    def count_step(self, reason: StopReason | None, *, only_thoughts: bool) -> int:
+        """Deduct from the budget the step whose reply has arrived; return how many replies in a row were only thoughts."""
+        # Counted when the reply is there, not when it is asked for: a request that failed for good is no step, and a
+        # handler that catches the error still has its step.
+        self._budget.take_step()
+        self.step_index += 1
+        self.stop_reason = reason
+        self.truncated = reason is MAX_TOKENS
+        self.only_thoughts = self.only_thoughts + 1 if only_thoughts else 0
+        return self.only_thoughts
+
+    def end_step(self) -> None:
+        """Move on to the next step."""
+        self.step = self.step_index
+
+    def cut_turn(self) -> None:
+        """End the turn with this step, whatever the model wants."""
+        self.truncated = True
+
+    def end_turn(self, *, complete: bool) -> bool:
+        """Record whether the turn is complete, and return it."""
+        self.steps_complete = complete
+        return complete
+
+    def let_stop(self) -> None:
+        """Record that a turn ended, so that hooks may refuse the next end just as often."""
+        self._stops_refused = 0
+
+    def refuse_stop(self, most: int) -> bool:
+        """Record that a hook wants the turn to continue; return whether it may, which is at most *most* times in a row."""
+        # A hook that never lets the turn end would spend the whole step budget, with the model saying at each step that
+        # it is done.
+        if self._stops_refused >= most:
+            return False
+        self._stops_refused += 1
+        return True
+
+    def end_with(self, reason: StopReason | None) -> None:
+        """Replace the reason why the last reply stopped."""
+        self.stop_reason = reason

@@ -1,0 +1,64 @@
+"""The tools of a run: which ones it may call, which ones its requests carry, and the calls that it made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from stepengine.data.json import JsonDict
+from stepengine.data.messages import ToolCallLog
+from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
+from stepengine.machine.finding import with_finder
+from stepengine.machine.history import CallIds, RunHistory
+from stepengine.machine.plan import RunPlan
+
+__all__ = ("RunTools",)
+
+
+class RunTools:
+    """
+    The tools of one run.
+
+    Attributes:
+        bindings: Every tool that it may call, by name.
+        offered: The specifications of the agent's own tools, by name.
+        specs: The specifications that requests carry: its own or those that it inherited.
+        definitions: These by name.
+        call_ids: Gives calls their ids.
+        log: The calls that were carried out.
+    """
+
+    __slots__ = ("_sends_inherited", "bindings", "call_ids", "definitions", "log", "offered", "specs")
+
+    def __init__(self, plan: RunPlan, state: AgentState, offered: Mapping[str, ToolSpec], history: RunHistory) -> None:
+        """Start with the tools of *plan*, of which *offered* are the agent's own; *state* is that in which the run starts."""
+        self.bindings: dict[str, ToolBinding] = plan.tools  # type: ignore[assignment]  # its own where something may be added
+        self.offered = offered
+        self._sends_inherited = plan.sent is not None
+        # What is sent and what may be called are two things: a child that inherits its ancestor's prompt sends that
+        # one's tools byte for byte, so that the provider's prompt cache holds, and may call its own alone
+        # (generator-contract:L18).
+        self.specs = tuple(offered.values()) if plan.sent is None else plan.sent
+        if plan.body is not None:
+            # A child that inherits them is sent what its ancestor's requests began with, and no tool that only the body knows.
+            self.definitions = cast("JsonDict", state.tool_definitions)
+        else:
+            self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
+        # Goes on where the state that the run starts from had stopped: two turns of one conversation share a history,
+        # in which each id may stand once (reliability:I1).
+        self.call_ids = CallIds(history, state.id_prefix, state.next_call)
+        self.log: list[ToolCallLog] = []
+
+    def add(self, tools: Sequence[ToolLike]) -> None:
+        """Add tools that were found when the run began."""
+        # Into the table of the plan itself: performers look there for what to run. The plan has its own copy where
+        # anything may be added.
+        for tool in tools:
+            self.bindings[tool.spec.name] = tool.binding()
+        offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
+        self.offered = with_finder(offered, self.bindings)
+        # A run that sends inherited tools may call the new ones; its requests stay byte for byte what they were.
+        if not self._sends_inherited:
+            self.specs = tuple(self.offered.values())
+            self.definitions = JsonDict(self.offered)
