@@ -24,7 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -813,7 +813,7 @@ PLACES = (
     ),
     Place(
         "status of git",
-        _facts,
+        partial(_facts, top=PACKAGE),
         (ofb("1 "), ofb("2 a\0"), ofb("? a\0"), ofb("# branch.head "), ofb("\xff")),
         ("system/repository.py:_facts",),
     ),

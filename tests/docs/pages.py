@@ -21,7 +21,8 @@ FENCE = re.compile(r"^```([\w{}]+)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"`([^`\s]+)`:$")
 IN_FILE = re.compile(r"`([^`\s]+\.py)`")
 CODE = re.compile(r"# leaves with (\d+)$")
-PROGRAMS = {
+PROGRAMS: dict[str, list[str]] = {
+    "python": [],
     "pytest": ["-m", "pytest", "-p", "no:cacheprovider", "-p", "syrupy", "-p", "stepengine.pytest_plugin"],
     "stepengine": ["-m", "stepengine.cli"],
 }
