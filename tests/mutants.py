@@ -838,7 +838,7 @@ MUTANTS = (
     ),
     Mutant(
         "a run whose time is over is told that its steps are",
-        "stepengine/runtime/tree.py",
+        "stepengine/runtime/clock.py",
         'LimitExceeded(msg, kind="seconds", limit=seconds)',
         'LimitExceeded(msg, kind="steps", limit=seconds)',
         (*LIMITS, *DRIVER),

@@ -936,7 +936,7 @@ class Steps:
                 topic = posted_topic(effect.child, effect.topic)
                 await run.dbos.send_async(run.order.root, said, topic, idempotency_key=key)
             tree = cast("RunTree", run.tree)
-            form = outcome_form(effect.seq, Value(is_at_work, run.stamped(tree.elapsed())), run.redactor)
+            form = outcome_form(effect.seq, Value(is_at_work, run.stamped(tree.clock.elapsed())), run.redactor)
             return form | run.placed(item)
 
         with run.acting():
@@ -1363,7 +1363,7 @@ def _remaining_budgets(ledger: SpendingLedger, among: int) -> dict[str, Any]:
 def _deadline(tree: RunTree, path: str) -> float | None:
     """Return when the time of the run at *path*, or of one around it, is over; ``None`` for never."""
     paths = [path, *[path.rsplit(".", n)[0] for n in range(1, path.count(".") + 1)], ""]
-    ends = [tree.deadlines[each][0] for each in paths if each in tree.deadlines]
+    ends = [tree.clock.deadlines[each][0] for each in paths if each in tree.clock.deadlines]
     return min(ends, default=None)
 
 

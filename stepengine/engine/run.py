@@ -173,7 +173,9 @@ class EngineRun:
         """Return the questions that wait for an answer."""
         if finished.status is not RunStatus.SUSPENDED:
             return ()
-        known = {question.id: question for question in finished.pending} | dict(sorted(self.tree.suspended.items()))
+        known = {question.id: question for question in finished.pending} | dict(
+            sorted(self.tree.background.suspended.items())
+        )
         return tuple(known.values())
 
     def _waits(self, finished: Finished, pending: Sequence[Question]) -> tuple[Waits, ...]:

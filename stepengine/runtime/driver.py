@@ -199,7 +199,7 @@ class RunTask:
     def must_stop(self) -> bool:
         """Return whether nothing more may be performed."""
         if self.stopping is None:
-            self.stopping = self.tree.too_late(self.path)
+            self.stopping = self.tree.clock.too_late(self.path)
         return self.stopping is not None
 
     def interrupted(self) -> Stop:
@@ -251,12 +251,12 @@ class RunTask:
         # to return something. It is popped here, since this outcome is the only one that will ever tell of it.
         stop, tree = self.stopping or Stop("cancelled"), self.tree
         if item is None:
-            return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions)
+            return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions)
         address = (item.path, item.effect.seq)
         left = tree.orphans.pop(child_path(*address), None) if type(item.effect) in RUNS else None
         child, body = (None, left) if isinstance(item.effect, CallBody) else (left, None)
         begun = tree.stopped_calls.pop(address, None)
-        return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions, child, begun, body)
+        return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions, child, begun, body)
 
     def refuse(self, effect: Effect) -> Outcome:
         """Return the outcome of an effect that comes after the run was stopped."""
@@ -300,7 +300,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             # Asked before each effect and not only by the timer: a model that answers without waiting never lets the
             # loop turn, so no timer fires. The two attributes are looked at here since the call alone would cost every
             # run that has no time limit, which is nearly all.
-            if (run.stopping is not None or run.tree.deadlines) and run.must_stop():
+            if (run.stopping is not None or run.tree.clock.deadlines) and run.must_stop():
                 outcome = run.refuse(effect)
                 continue
             if isinstance(effect, Gather):
@@ -414,14 +414,14 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
     outcome: Single
     run.busy = item
     try:
-        if tree.is_replaying:
-            await tree.hold_new(item, begins=True)
+        if tree.standstill.is_replaying:
+            await tree.standstill.hold_new(item, begins=True)
         beginning = performer.begin((item,))
         # Mostly there is nothing to wait for, and to await that would take two calls more.
         if beginning is not NOTHING:
             await beginning
-        if tree.is_replaying:
-            await tree.hold_new(item, begins=False)
+        if tree.standstill.is_replaying:
+            await tree.standstill.hold_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item, kind)
@@ -455,8 +455,8 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     began = _show_start(tree, item, type(item.effect)) if shows else None
     outcome: Single
     try:
-        if tree.is_replaying:
-            await tree.hold_new(item, begins=False)
+        if tree.standstill.is_replaying:
+            await tree.standstill.hold_new(item, begins=False)
         outcome = await tree.performer.perform(item, tree)
     # As for a single effect, but what reaches this task is never a cancellation of the run: that reaches the run's own
     # task, which then cancels this one.
@@ -500,7 +500,7 @@ def _is_known(tree: RunTree, item: Item) -> bool:
 
 def _show_start(tree: RunTree, item: Item, kind: type[Leaf]) -> int:
     """Show that an effect of this kind begins; return when that was, by the tree's clock."""
-    emit, now_ms = tree.emit, tree.now_ms
+    emit, now_ms = tree.emit, tree.clock.now_ms
     if kind is CallModel:
         emit(model_started(item))
     elif kind is CallTool or kind is CallBody:
@@ -516,7 +516,7 @@ def _show_start(tree: RunTree, item: Item, kind: type[Leaf]) -> int:
 
 
 def _show_end(tree: RunTree, item: Item, kind: type[Leaf], outcome: Single, began: int) -> None:
-    emit, now_ms = tree.emit, tree.now_ms
+    emit, now_ms = tree.emit, tree.clock.now_ms
     duration_ms = now_ms() - began
     if kind is CallModel:
         emit(model_finished(item, outcome, duration_ms))
@@ -661,7 +661,7 @@ class _Together:
         """Let the next members begin."""
         batch = self._admissible()
         items, tree = [self.items[index] for index in batch], self._run.tree
-        if tree.is_replaying:
+        if tree.standstill.is_replaying:
             # What was begun before goes on to the end of its record, while what is new waits for that of every run.
             record = tree.services.record
             known = [item for item in items if record is None or record.has_begun(item)]
@@ -669,7 +669,7 @@ class _Together:
                 items, batch = known, range(batch.start, batch.start + len(known))
             else:
                 self._beginning = items[:1]
-                await tree.hold_new(items[0], begins=True)
+                await tree.standstill.hold_new(items[0], begins=True)
         self._next += len(batch)
         self._free -= len(batch)
         self._beginning = items[:1]  # while a journal in a file takes its moment for them, others of them may wait

@@ -86,7 +86,7 @@ class RunHandle(Generic[Out]):
 
     def _begin(self, tree: RunTree, runner: ResultMaker) -> None:
         tree.hub.keep()
-        tree.is_held = True
+        tree.standstill.is_held = True
         self._tree = tree
         for _ in range(self._attending):
             tree.desk.attend()

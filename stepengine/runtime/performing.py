@@ -128,7 +128,7 @@ class Innermost:
         self._tree = tree
         self._services = tree.services
         self._retries = retries
-        self._elapsed = tree.elapsed
+        self._elapsed = tree.clock.elapsed
         self._by_kind = self._PERFORM
         self._inbox, self._inboxes = tree.inbox, tree.inboxes
         self._providers: dict[str, ModelProvider] = {}
@@ -143,7 +143,7 @@ class Innermost:
         return self._by_kind[type(item.effect)](self, item, io)
 
     def _value(self, item: Item, value: object) -> Single:
-        late = self._tree.too_late(item.path) if self._tree.deadlines else None
+        late = self._tree.clock.too_late(item.path) if self._tree.clock.deadlines else None
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
             return _with_use(late, value)
@@ -154,7 +154,7 @@ class Innermost:
         return Value(value, elapsed(), inputs)
 
     def _failure(self, item: Item, error: StepEngineError) -> Single:
-        late = self._tree.too_late(item.path)
+        late = self._tree.clock.too_late(item.path)
         if late is not None:
             return late
         # A traceback holds every frame with all its variables: the SDK's request, whole conversations. The error lives
@@ -487,7 +487,7 @@ class Innermost:
             # Of a recording whose times are made up only the date itself can be waited for.
             seconds = (effect.until - services.clock.now()).total_seconds()
         else:
-            seconds = self._tree.seconds_until(effect.wakes, effect.asked)
+            seconds = self._tree.clock.seconds_until(effect.wakes, effect.asked)
         if item.has_begun and services.wakes_now:
             seconds = 0.0
         if seconds > 0:
@@ -552,7 +552,7 @@ class Innermost:
         if effect.wakes is None:
             came = await self._tree.standstill.until(item, waits_of(item), coming)
             return None if came else Stop("suspended", self._elapsed())
-        seconds = self._tree.seconds_until(effect.wakes, effect.asked)
+        seconds = self._tree.clock.seconds_until(effect.wakes, effect.asked)
         if seconds <= 0 or (item.has_begun and self._services.wakes_now):
             return self._value(item, None)
         is_over = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,6 +73,8 @@ class Standstill:
         parked: The waits that stand here, by address.
         held: What waits until nothing is replayed any more, by address.
         waits: What the tree was suspended for, by address, once it was.
+        is_held: Whether somebody has a handle of the tree.
+        is_replaying: Whether nothing new may begin before every run of the tree has come to the end of its record.
     """
 
     def __init__(self, tree: RunTree) -> None:
@@ -81,6 +83,7 @@ class Standstill:
         self.held: dict[tuple[str, int], asyncio.Future[None]] = {}
         self.waits: dict[tuple[str, int], tuple[Waits, ...]] = {}
         self._busy = ""
+        self.is_held = self.is_replaying = False
 
     async def until(self, item: Item, waits: tuple[Waits, ...], *begin: Callable[[], Awaitable[Any]]) -> bool:
         """
@@ -122,6 +125,16 @@ class Standstill:
         finally:
             self.held.pop(address, None)
 
+    async def hold_new(self, item: Item, *, begins: bool) -> None:
+        """
+        Hold an effect that is new before every run of the tree has come to the end of its record.
+
+        What *begins* is held when it was not begun before; what is performed, when it has no outcome.
+        """
+        record = self._tree.services.record
+        if record is not None and not (record.has_begun(item) if begins else record.has_outcome(item)):
+            await self.hold(item)
+
     def close(self) -> None:
         """Forget the tree, which has ended; what it waits for is kept."""
         del self._tree
@@ -139,20 +152,33 @@ class Standstill:
 
     def look(self) -> None:
         """Look whether the tree stands still now; whoever ends something calls this."""
-        tree = self._tree
         if not (self.parked or self.held) or not self._all_rest():
             return
         # What was held comes first: a tree that has just come to the end of its record is not asleep, it begins to
         # live.
         if self.held:
-            tree.is_replaying = False
+            self.is_replaying = False
             _end(self.held.values())
-        elif tree.may_suspend([one for parked in self.parked.values() for one in parked.waits]):
+        elif self._may_suspend([one for parked in self.parked.values() for one in parked.waits]):
             unreachable = self._unreachable()
             for one in unreachable:
                 one.over.set_exception(_no_sender(one.waits[0]))
             if not unreachable:
                 _end([parked.over for parked in self.parked.values()])
+
+    def _may_suspend(self, waits: Sequence[Waits]) -> bool:
+        """
+        Return whether a tree that stands still, and waits for these, is suspended.
+
+        Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
+        nobody could resume it, except for what nobody here could ever send.
+        """
+        tree = self._tree
+        # Somebody who is there may still say something, and a tree that lies down would have to be woken for it by
+        # hand.
+        if tree.desk.attends:
+            return False
+        return tree.services.resumable or not (self.is_held or any(one.wakes_at is not None for one in waits))
 
     def _unreachable(self) -> list[_ParkedWait]:
         """Return the waits for messages that no one can ever send; none in a tree that is kept or asks a person."""

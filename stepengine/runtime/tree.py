@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import attrs
@@ -22,15 +21,14 @@ from stepengine.data.json import thaw
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Begun, Failure, Outcome, Single, Stop
 from stepengine.data.questions import Answer, AnswerLike, Interactor, Question
-from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
+from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.data.waiting import Waits
-from stepengine.errors import AgentError, AnswerRejected, LimitExceeded, StepEngineError
+from stepengine.errors import AgentError, AnswerRejected, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.asking import OpenQuestions, Remembered
 from stepengine.runtime.background import BackgroundChildren
-from stepengine.runtime.clock import Clock, SystemClock
+from stepengine.runtime.clock import Clock, SystemClock, TreeClock, stop_for_time
 from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import StopOnFailure
 from stepengine.runtime.hub import Hub
@@ -184,15 +182,13 @@ class RunTree:
     __slots__ = (
         "__weakref__",
         "_belongings",
-        "_created",
         "_ledgers",
         "_loop",
         "_patience",
-        "_start",
         "_thread",
         "_wrapping",
         "background",
-        "deadlines",
+        "clock",
         "deferred",
         "desk",
         "elsewhere",
@@ -201,11 +197,8 @@ class RunTree:
         "inbox",
         "inboxes",
         "innermost",
-        "is_held",
-        "is_replaying",
         "leaked",
         "mail",
-        "now_ms",
         "orphans",
         "prices",
         "reraise",
@@ -216,7 +209,6 @@ class RunTree:
         "spawned_by",
         "standstill",
         "stopped_calls",
-        "suspended",
     )
 
     def __init__(
@@ -249,15 +241,12 @@ class RunTree:
         self.standstill = Standstill(self)
         self.background = BackgroundChildren(self)
         self.inboxes: dict[str, list[UserMessage]] = {}
-        self.is_held = self.is_replaying = False
-        self.suspended: dict[str, Question] = {}
         self.root = RunTask(self, plan, state, plan.path)
         self.signal = _Signal(self.root)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._patience: asyncio.TimerHandle | None = None
         self._ledgers = Ledgers()
-        self.deadlines: dict[str, tuple[float, float]] = {}
         self._belongings: dict[str, Belongings] = {}
         # Put up when it is first needed. A run of its own that nothing wraps never needs it, and thousands of runs are
         # begun at once.
@@ -284,13 +273,11 @@ class RunTree:
         self.services = services
         self.hub.give_places()
         self.hub.run_id = plan.run_id
-        self._created: datetime = plan.created
-        self.now_ms = services.clock.now_ms
-        self._start = self.now_ms()
-        self.prices = Prices(services.pricing, self.now)
+        self.clock = TreeClock(services.clock, plan.created, services.since)
+        self.prices = Prices(services.pricing, self.clock.now)
         self.innermost = Innermost(self, Retries(services.retry, services.seed or plan.run_id))
         self.mail = Mail(services.mail, self.steer, self.hub.warnings.append)
-        self.is_replaying = services.record is not None
+        self.standstill.is_replaying = services.record is not None
         self._wrapping = None
         # A recorder has to know of the run before it starts.
         if services.middlewares or services.outermost:
@@ -316,8 +303,8 @@ class RunTree:
         # so that it counts also what comes out of a record: a run that goes on has spent what it had spent. What traces
         # stands outermost, and sees what the machine sees.
         services, refusals = self.services, Refusals()
-        brake = StopOnFailure(self.innermost, refusals, self.elapsed, self)
-        performer: Performer = LimitGate(brake, refusals, self.elapsed)
+        brake = StopOnFailure(self.innermost, refusals, self.clock.elapsed, self)
+        performer: Performer = LimitGate(brake, refusals, self.clock.elapsed)
         for wrap in services.middlewares:
             performer = wrap(performer)
         recording = performer
@@ -378,56 +365,15 @@ class RunTree:
         wrapping = self._wrapping or self._wrap()
         self.background.start(item, plan, state, wrapping.recording)
 
-    async def ends(
+    def ends(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
-    ) -> dict[str, Any] | None:
-        """
-        Return how children in the background ended, once they have; ``None`` where one was stopped with its tree.
-
-        With *cut*, which says that they will not end as recorded, it is also ``None`` once that is done, or the tree stands still.
-        """
-        background = self.background
-        if cut is not None and not await self._unless(cut, item, paths):
-            return None
-        if not await background.all_ended(paths):
-            return None
-        return background.results(paths)
-
-    async def _unless(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
-        """Wait until these have ended, and return that they have; not once *cut* is done, or the tree stands still."""
-        while not self.background.has_ended(paths):
-            # Shielded: this wait may be given up, and others wait for the same end.
-            came = await self.standstill.until(item, (), self.background.one_end, lambda: asyncio.shield(cut))
-            if cut.done() or not came:
-                return False
-        return True
+    ) -> Awaitable[dict[str, Any] | None]:
+        """Return how children in the background ended, once they have, as ``BackgroundChildren.ends`` says."""
+        return self.background.ends(item, paths, cut)
 
     def stands(self, item: Item) -> None:
         """Note that the tree is suspended for this wait."""
         self.standstill.waits[item.path, item.effect.seq] = waits_of(item)
-
-    async def hold_new(self, item: Item, *, begins: bool) -> None:
-        """
-        Hold an effect that is new before every run of the tree has come to the end of its record.
-
-        What *begins* is held when it was not begun before; what is performed, when it has no outcome.
-        """
-        record = self.services.record
-        if record is not None and not (record.has_begun(item) if begins else record.has_outcome(item)):
-            await self.standstill.hold(item)
-
-    def may_suspend(self, waits: Sequence[Waits]) -> bool:
-        """
-        Return whether a tree that stands still, and waits for these, is suspended.
-
-        Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
-        nobody could resume it, except for what nobody here could ever send.
-        """
-        # Somebody who is there may still say something, and a tree that lies down would have to be woken for it by
-        # hand.
-        if self.desk.attends:
-            return False
-        return self.services.resumable or not (self.is_held or any(one.wakes_at is not None for one in waits))
 
     def stop_child(self, path: str, stop: Stop) -> None:
         """End the child in the background at *path*, and all below it."""
@@ -491,25 +437,9 @@ class RunTree:
             self.mail.refuse(message, error.message)
             self.hub.warnings.append(f"an answer that was sent was left out: {error.message}")
 
-    def seconds_until(self, wakes: int, asked: int) -> float:
-        """Return how many seconds are left until *wakes*, which was asked for at *asked*, both on the run's own clock."""
-        # Over all processes that worked on the run, its clock goes on with the time of day: a sleep that began before a
-        # crash ends when it would have ended.
-        since = self.services.since
-        return (wakes - (asked if since is None else since + self.elapsed())) / 1_000
-
     def begun(self, item: Item) -> Begun | None:
         """Return what a model call had used that was stopped."""
         return self.stopped_calls.get((item.path, item.effect.seq))
-
-    def elapsed(self) -> int:
-        """Return milliseconds since the root run was created."""
-        now_ms = self.now_ms
-        return now_ms() - self._start
-
-    def now(self) -> datetime:
-        """Return the run's time (UTC)."""
-        return self._created + timedelta(milliseconds=self.elapsed())
 
     async def wait_for(self, coming: Callable[[], Awaitable[object]]) -> bool:
         """
@@ -521,7 +451,7 @@ class RunTree:
         # The driver's own time limit begins with the run; who waits for a turn in a session must be stopped by it, too.
         timer = None
         if seconds is not None:
-            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, _too_late(seconds))
+            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, stop_for_time(seconds))
         root.enter()
         # There is no effect to name, but a stop has to find something that it can cancel.
         root.busy = True
@@ -672,11 +602,11 @@ class RunTree:
         if self.mail.is_kept:
             self._hear(run.path)
         seconds = plan.limits.max_seconds
-        timer = None if seconds is None else self._start_timer(run, seconds)
+        timer = None if seconds is None else self.clock.start_timer(run.path, seconds, run.stop)
         try:
             finished = await drive(self.services.machine(plan, run.state), run)
             has_background = run.path in self.background.of
-            return await self._without_background(run, finished) if has_background else finished
+            return await self.background.settle(run, finished) if has_background else finished
         # The loop is closing and takes the tasks with it: nobody is left to be told of an end.
         except (asyncio.CancelledError, GeneratorExit):
             raise
@@ -698,75 +628,16 @@ class RunTree:
             run.leave()
             self._forget(run.path)
 
-    async def _without_background(self, run: RunTask, finished: Finished) -> Finished:
-        """
-        Return how a run ended once nothing that it started in the background is at work; what that spent is its own, too.
-
-        Its children are stopped where it was. Where it came to the end of what is recorded of it, each of them does so by itself,
-        after all that is recorded of that one.
-        """
-        # Said to the standstill: this run is at its end and only waits for its children, so it does not count as one
-        # that is at work, or a tree whose children all wait could never lie down.
-        run.is_ending = True
-        run.busy = True
-        stop = None if self.root.spares or run.stopping is None else _stop_below(run)
-        work = asyncio.create_task(self.background.end_with(run.path, stop))
-        self.standstill.look()
-        while not work.done():
-            try:
-                await asyncio.wait((work,))
-            except asyncio.CancelledError:
-                run.interrupted()
-                self.background.stop_all(run.path, _stop_below(run))
-        run.busy = None
-        left = work.result()
-        self.background.forget(run.path)
-        if not left:
-            return finished
-        if finished.status is not RunStatus.SUSPENDED:
-            left = [no_longer_waiting(child) for child in left]
-        spending = finished.spending
-        for child in left:
-            spending += child.spending
-            self.suspended.update({question.id: question for question in child.questions})
-        return attrs.evolve(finished, spending=spending, children=(*finished.children, *left))
-
-    def _start_timer(self, run: RunTask, seconds: float) -> asyncio.TimerHandle:
-        """Let a run end once its time is over; return what ends it."""
-        # On the loop's clock, which goes on evenly: a wall clock that is set back would give a run more time than it
-        # has (reliability:MP32).
-        loop = asyncio.get_running_loop()
-        self.deadlines[run.path] = (loop.time() + seconds, seconds)
-        return loop.call_later(max(0.0, seconds), run.stop, _too_late(seconds))
-
     def _hear(self, path: str) -> None:
         """Give a resumed run what was said to it before and did not reach it."""
         unheard = [UserMessage(text) for text in self.mail.unheard(path)]
         if unheard:
             (self.inboxes.setdefault(path, []) if path else self.inbox).extend(unheard)
 
-    def too_late(self, path: str) -> Stop | None:
-        """
-        Return why the run at *path* must end because its time is over, or that of a run around it.
-
-        Timers say so, too, but not while synchronous code keeps the loop from turning, such as a scripted model's.
-        """
-        # The limit that is passed names the run that it was set for; those below it are cut with it, and their stop
-        # says only that.
-        own = True
-        while self.deadlines and self._loop is not None:
-            deadline = self.deadlines.get(path)
-            if deadline is not None and self._loop.time() >= deadline[0]:
-                return _too_late(deadline[1], self.elapsed()) if own else Stop("cancelled", self.elapsed())
-            if not path:
-                break
-            path, own = path.rpartition(".")[0], False
-        return None
-
     def _forget(self, path: str) -> None:
         """Forget a run that has ended, so that ten thousand children leave no more behind than one."""
         self.runs.pop(path, None)
-        self.deadlines.pop(path, None)
+        self.clock.forget(path)
         self.inboxes.pop(path, None)
         if self.standstill.parked or self.standstill.held:
             self.standstill.look()
@@ -794,17 +665,6 @@ class _Signal:
         """Return whether what is under way has to end."""
         # Not while it is spared: a tool that looks at this ends by itself, and what it does is to be finished.
         return self._root.stopping is not None and not self._root.spares
-
-
-def _too_late(seconds: float, at: int = 0) -> Stop:
-    msg = f"the run took longer than max_seconds={seconds:g}"
-    return Stop("limit", at, LimitExceeded(msg, kind="seconds", limit=seconds))
-
-
-def _stop_below(run: RunTask) -> Stop:
-    """Return why what a stopped run has in the background ends: of a body no reason is recorded that a replay could tell them."""
-    stop = run.stopping or Stop("cancelled")
-    return Stop("cancelled") if run.plan.body is not None and stop.kind in {"cancelled", "limit"} else stop
 
 
 def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
