@@ -122,7 +122,7 @@ MUTANTS = (
     Mutant(
         "a tree is suspended although one of its races has been won",
         "stepengine/runtime/standstill.py",
-        "if self._tree.brake.is_given_up(item):",
+        "if self._tree.performers.brake.is_given_up(item):",
         "if False:",
         RACES,
     ),
@@ -178,8 +178,8 @@ MUTANTS = (
     Mutant(
         "nobody is given up when a race was won",
         "stepengine/runtime/driver.py",
-        "self._run.tree.brake.give_up(left)",
-        "self._run.tree.brake.give_up([])",
+        "self._run.tree.performers.brake.give_up(left)",
+        "self._run.tree.performers.brake.give_up([])",
         RACES,
     ),
     Mutant(
@@ -867,21 +867,21 @@ MUTANTS = (
     ),
     Mutant(
         "a spent budget is passed by on the short way",
-        "stepengine/runtime/tree.py",
+        "stepengine/runtime/performer_stack.py",
         " or self._ledgers.of(run.path).bounded:\n",
         ":\n",
         ("tests/runtime/test_limits.py", "tests/engine/test_spawn_limits.py"),
     ),
     Mutant(
         "a recorder is passed by on the short way",
-        "stepengine/runtime/tree.py",
+        "stepengine/runtime/performer_stack.py",
         "        if wrapping is None or not services.middlewares:\n",
         "        if True:\n",
         ("tests/journal/test_records.py",),
     ),
     Mutant(
         "a run of a group that fails at once is passed by on the short way",
-        "stepengine/runtime/tree.py",
+        "stepengine/runtime/performer_stack.py",
         "        if wrapping is not None and wrapping.brake.reaches(run.path):\n            return None\n",
         "",
         ("tests/engine/test_spawn_fail_fast.py",),

@@ -812,7 +812,7 @@ class Steps:
         # A child runs on another machine, where nobody can ask this ledger. So it is given a part of what is left,
         # which counts as used here until it has ended and says what it used: limits hold without a word between
         # machines (durable:U23).
-        ledger = tree.ledger(path)
+        ledger = tree.performers.ledger(path)
         given = _remaining_budgets(ledger, among)
         deadline = _deadline(tree, path)
         if deadline is not None:
@@ -1004,7 +1004,7 @@ class Steps:
 
     def _count(self, item: Item, usage: Usage, cost: Decimal | None, started: int) -> None:
         """Count what a child or a body elsewhere, below which *started* others ran, has used of this run's budgets."""
-        ledger = cast("RunTree", self._run.tree).ledger(item.path)
+        ledger = cast("RunTree", self._run.tree).performers.ledger(item.path)
         ledger.count_children(started, by_model=_is_of_model(item))
         # The child's own process has counted it there; here it is counted a second time, in the budget that the
         # parent's next call is judged by.
@@ -1176,7 +1176,7 @@ class _Elsewhere:
         task = asyncio.create_task(self._wait_for_child(options, child, state.run_id), context=contextvars.Context())
         # Three things end this wait: the child, somebody who ends the child, and a sibling that makes it pointless.
         # Whichever it is, the wait goes on until the child is really over, so that its spending is known.
-        pull = tree.brake.pulled(path)
+        pull = tree.performers.brake.pulled(path)
         ending = tree.elsewhere[path] = asyncio.get_running_loop().create_future()
         known = tree.background.stopping(path)
         if known is not None:

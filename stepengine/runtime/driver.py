@@ -410,7 +410,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
     # wait for the disk to see it begin.
     began = _show_start(tree, item, kind) if shows and kind is not AskPerson else None
     direct = run.direct
-    performer = tree.performer if direct is None or kind not in BARE else direct
+    performer = tree.performers.outermost if direct is None or kind not in BARE else direct
     outcome: Single
     run.busy = item
     try:
@@ -443,7 +443,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
         if kind is CallTool and performer is direct:
             # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
             # the direct way; the rest of what stands there has nothing to do for who only watches.
-            tree.compare(item, outcome)
+            tree.performers.compare(item, outcome)
         _show_end(tree, item, kind, outcome, began)
     return outcome
 
@@ -457,7 +457,7 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     try:
         if tree.standstill.is_replaying:
             await tree.standstill.hold_new(item, begins=False)
-        outcome = await tree.performer.perform(item, tree)
+        outcome = await tree.performers.outermost.perform(item, tree)
     # As for a single effect, but what reaches this task is never a cancellation of the run: that reaches the run's own
     # task, which then cancels this one.
     except BaseException as error:  # noqa: BLE001
@@ -476,7 +476,8 @@ def _remember(tree: RunTree, effect: AskPerson, outcome: Single) -> None:
     if not isinstance(outcome, Value):
         return
     if effect.purpose == "limit":
-        tree.allow_more(effect.questions[0], outcome.value[0])
+        tree.desk.knows_more(effect.questions[0], outcome.value[0])
+        tree.performers.allow(effect.questions[0], outcome.value[0])
     else:
         # A yes "for the rest of the run" must hold after a crash as it did before, so it is learnt from the outcome,
         # which is recorded, and not from the dialogue, which is not.
@@ -558,9 +559,9 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
             group = None
             if effect.races:
                 raced = [together.items[n] for race in effect.races for n in range(*race)]
-                around.enter_context(run.tree.brake.racing(raced))
+                around.enter_context(run.tree.performers.brake.racing(raced))
             if effect.fail_fast:
-                made = Group(run.tree.brake, together.items, has_failed=effect.has_failed)
+                made = Group(run.tree.performers.brake, together.items, has_failed=effect.has_failed)
                 group = around.enter_context(made)
             await together.run(group)
     finally:
@@ -674,7 +675,7 @@ class _Together:
         self._free -= len(batch)
         self._beginning = items[:1]  # while a journal in a file takes its moment for them, others of them may wait
         # All intents of the window at once: a journal on a disk syncs once for them, and not once for each.
-        await tree.performer.begin(items)
+        await tree.performers.outermost.begin(items)
         # By kind, since children that wait for room must not keep a tool call waiting behind them, which has room of
         # its own.
         for index in batch:
@@ -719,7 +720,7 @@ class _Together:
         # race.
         left = [self.items[n] for n in race if self.outcomes[n] is None]
         if ends:
-            self._run.tree.brake.give_up(left)
+            self._run.tree.performers.brake.give_up(left)
         if left:
             return
         outcomes = [cast("Single", self.outcomes[n]) for n in race]

@@ -92,6 +92,7 @@ from stepengine.tooling.conversion import as_result
 if TYPE_CHECKING:
     from stepengine.data.questions import Interactor
     from stepengine.permissions import Request
+    from stepengine.runtime.prices import Prices
     from stepengine.runtime.tree import RunTree
 
 __all__ = (
@@ -122,9 +123,10 @@ class Innermost:
     Args:
         tree: The tree.
         retries: How failed model calls of the tree are tried again.
+        prices: Computes the cost of model calls.
     """
 
-    def __init__(self, tree: RunTree, retries: Retries) -> None:
+    def __init__(self, tree: RunTree, retries: Retries, prices: Prices) -> None:
         self._tree = tree
         self._services = tree.services
         self._retries = retries
@@ -132,7 +134,7 @@ class Innermost:
         self._by_kind = self._PERFORM
         self._inbox, self._inboxes = tree.inbox, tree.inboxes
         self._providers: dict[str, ModelProvider] = {}
-        self._prices = tree.prices
+        self._prices = prices
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """Nothing needs to be prepared to perform something."""
@@ -444,7 +446,7 @@ class Innermost:
             return self._value(item, refused)
         self._tree.spawned_by[path] = effect.tool_call_id
         if effect.is_background:
-            self._tree.start(item, plan, state)
+            self._tree.background.start(item, plan, state, self._tree.performers.recording)
             return self._value(item, ChildRef(state.run_id, plan.definition.id, path))
         finished = await io.drive(plan, state, path)
         child = finished.as_child(is_inline=effect.is_inline)

@@ -223,7 +223,7 @@ class Standstill:
         held = self.held.get((item.path, item.effect.seq))
         if held is not None:
             return not held.done()  # one that was let go is at work, though it had no turn yet
-        if self._tree.brake.is_given_up(item):
+        if self._tree.performers.brake.is_given_up(item):
             return False
         # A member of a race whose run stands still is parked itself, and waits for the others of it. Whoever starts a child in the
         # background does not wait for it: it goes on as soon as that is recorded, which takes a journal in a file a moment.

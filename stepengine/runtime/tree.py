@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 from attrs import frozen
 
-from stepengine.data.ceilings import ceiling_of
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, PhaseChanged, RunFailed
 from stepengine.data.json import thaw
 from stepengine.data.messages import UserMessage
-from stepengine.data.outcomes import Begun, Failure, Outcome, Single, Stop
-from stepengine.data.questions import Answer, AnswerLike, Interactor, Question
+from stepengine.data.outcomes import Begun, Failure, Outcome, Stop
+from stepengine.data.questions import AnswerLike, Interactor, Question
 from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import AgentError, AnswerRejected, StepEngineError
@@ -30,15 +29,14 @@ from stepengine.runtime.asking import OpenQuestions, Remembered
 from stepengine.runtime.background import BackgroundChildren
 from stepengine.runtime.clock import Clock, SystemClock, TreeClock, stop_for_time
 from stepengine.runtime.driver import RunTask, drive
-from stepengine.runtime.failfast import StopOnFailure
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, Repeats, SpendingLedger, UsageMeter
 from stepengine.runtime.mail import Mail, Message, PostBox, answer_in
-from stepengine.runtime.performer import Item, Middleware, Performer
-from stepengine.runtime.performing import NOTHING, Deferred, Innermost, ModelRegistry, ToolSetting
-from stepengine.runtime.prices import Prices, Pricing
+from stepengine.runtime.performer import Item, Middleware
+from stepengine.runtime.performer_stack import PerformerStack
+from stepengine.runtime.performing import NOTHING, Deferred, ModelRegistry, ToolSetting
+from stepengine.runtime.prices import Pricing
 from stepengine.runtime.rates import Rates
-from stepengine.runtime.retry import Retries, RetryPolicy
+from stepengine.runtime.retry import RetryPolicy
 from stepengine.runtime.standstill import Standstill, waits_of
 from stepengine.runtime.watchdog import Watchdog
 from stepengine.tooling.context import Belongings
@@ -133,16 +131,6 @@ class Services:
     record: Level | None = None
 
 
-class _Wrapping(NamedTuple):
-    """What wraps the innermost performer, from the inside out; nobody asks for the gate."""
-
-    brake: StopOnFailure
-    recording: Performer
-    meter: UsageMeter
-    repeats: Repeats
-    outermost: Performer
-
-
 class RunTree:
     """
     One root run and the children below it, or one child and those below it, whose parent is driven elsewhere.
@@ -157,7 +145,7 @@ class RunTree:
 
     Attributes:
         root: The root run.
-        innermost: What performs effects in the end.
+        performers: What performs the effects of its runs.
         orphans: How children ended whose parent could not wait for them any more, by path.
         stopped_calls: What model calls had used that were stopped, by path and number, until their outcome says so.
         leaked: Names of threads that could not be stopped.
@@ -173,7 +161,6 @@ class RunTree:
         is_held: Whether somebody has a handle of it.
         is_replaying: Whether nothing new may begin before every run of it has come to the end of its record.
         deferred: The tool calls that wait for their results from outside.
-        prices: Computes what its model calls cost.
         runs: Those that are under way, by path.
         elsewhere: What says that a child must end, of those that another process drives, by path.
     """
@@ -182,11 +169,9 @@ class RunTree:
     __slots__ = (
         "__weakref__",
         "_belongings",
-        "_ledgers",
         "_loop",
         "_patience",
         "_thread",
-        "_wrapping",
         "background",
         "clock",
         "deferred",
@@ -196,11 +181,10 @@ class RunTree:
         "hub",
         "inbox",
         "inboxes",
-        "innermost",
         "leaked",
         "mail",
         "orphans",
-        "prices",
+        "performers",
         "reraise",
         "root",
         "runs",
@@ -246,11 +230,7 @@ class RunTree:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._patience: asyncio.TimerHandle | None = None
-        self._ledgers = Ledgers()
         self._belongings: dict[str, Belongings] = {}
-        # Put up when it is first needed. A run of its own that nothing wraps never needs it, and thousands of runs are
-        # begun at once.
-        self._wrapping: _Wrapping | None = None
         self._lend(services, plan)
 
     def seat(
@@ -274,79 +254,9 @@ class RunTree:
         self.hub.give_places()
         self.hub.run_id = plan.run_id
         self.clock = TreeClock(services.clock, plan.created, services.since)
-        self.prices = Prices(services.pricing, self.clock.now)
-        self.innermost = Innermost(self, Retries(services.retry, services.seed or plan.run_id))
         self.mail = Mail(services.mail, self.steer, self.hub.warnings.append)
         self.standstill.is_replaying = services.record is not None
-        self._wrapping = None
-        # A recorder has to know of the run before it starts.
-        if services.middlewares or services.outermost:
-            self._wrap()  # who records has to know of the run before it starts
-
-    @property
-    def performer(self) -> Performer:
-        """The outermost performer; what stands around the innermost is put up when it is first needed."""
-        return (self._wrapping or self._wrap()).outermost
-
-    def compare(self, item: Item, outcome: Single) -> None:
-        """Count a call that has ended, if it is like the one before."""
-        (self._wrapping or self._wrap()).repeats.compare(item, outcome, self)
-
-    @property
-    def brake(self) -> StopOnFailure:
-        """What stops the children of a group of which one has failed."""
-        return (self._wrapping or self._wrap()).brake
-
-    def _wrap(self) -> _Wrapping:
-        # From the inside out, and the order is not free. The gate stands inside of who records, so that its refusals
-        # are recorded like any other outcome and a replay needs no limits to find them again. The meter stands outside,
-        # so that it counts also what comes out of a record: a run that goes on has spent what it had spent. What traces
-        # stands outermost, and sees what the machine sees.
-        services, refusals = self.services, Refusals()
-        brake = StopOnFailure(self.innermost, refusals, self.clock.elapsed, self)
-        performer: Performer = LimitGate(brake, refusals, self.clock.elapsed)
-        for wrap in services.middlewares:
-            performer = wrap(performer)
-        recording = performer
-        performer = meter = UsageMeter(performer, refusals, self._ledgers, self.prices)
-        # Outside of the recorder, so that a run that goes on counts what was recorded, too: three equal calls are
-        # three, also when a crash stands between them.
-        performer = repeats = Repeats(performer, refusals)
-        for wrap in services.outermost:
-            performer = wrap(performer)
-        self._wrapping = _Wrapping(brake, recording, meter, repeats, performer)
-        return self._wrapping
-
-    def _direct(self, run: RunTask) -> Performer | None:
-        """
-        Return what all effects of a run but its children may go to: who records, or the innermost performer.
-
-        That is so where nothing traces, no budget is set, repeated calls are not counted, and the run is in no group of which
-        one failure ends all. Through all of them a bare step took 33.8 us instead of 29.8, one that is recorded in memory 56.5
-        instead of 53.7, side by side.
-        """
-        # Decided once for a run, when it starts: none of what is asked here changes while it runs.
-        services, wrapping = self.services, self._wrapping
-        if services.outermost or run.plan.limits.max_identical_calls is not None or self._ledgers.of(run.path).bounded:
-            return None
-        if wrapping is not None and wrapping.brake.reaches(run.path):
-            return None
-        if wrapping is None or not services.middlewares:
-            return self.innermost
-        # Nothing is refused and nothing stopped here, which is what stands between who records and the innermost.
-        around: Callable[[Performer], Performer] | None = getattr(wrapping.recording, "around", None)
-        return wrapping.recording if around is None or len(services.middlewares) > 1 else around(self.innermost)
-
-    def ledger(self, path: str) -> SpendingLedger:
-        """Return what the run at *path*, which is under way, has spent and reserved."""
-        return self._ledgers.of(path)
-
-    def allow_more(self, question: Question, answer: Answer) -> None:
-        """Take note of what people said to a limit that asked them; steps are counted by the run itself."""
-        self.desk.knows_more(question, answer)
-        ceiling = ceiling_of(question, answer)
-        if ceiling is not None:
-            self._ledgers.allow(ceiling)
+        self.performers = PerformerStack(self, services, plan.run_id)
 
     @property
     def watched(self) -> bool:
@@ -359,11 +269,6 @@ class RunTree:
     def waits(self, item: Item) -> Awaitable[None]:
         """Take note that a call only waits for its result; whoever records wraps this."""
         return NOTHING
-
-    def start(self, item: Item, plan: RunPlan, state: AgentState) -> None:
-        """Start a child in the background."""
-        wrapping = self._wrapping or self._wrap()
-        self.background.start(item, plan, state, wrapping.recording)
 
     def ends(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
@@ -529,8 +434,7 @@ class RunTree:
         self.mail.close()
         self.standstill.close()
         self.background.close()
-        self._wrapping = None
-        del self.innermost, self.prices
+        del self.performers
         self.hub.on_crash = self.hub.history = None
         self.root.release()
 
@@ -594,9 +498,8 @@ class RunTree:
 
     async def _run(self, run: RunTask) -> Finished:
         plan = run.plan
-        # Before the machine is made: its first effect reserves in it.
-        self._ledgers.open(run.path, plan)
-        run.direct = self._direct(run)
+        # Before the machine is made: its first effect reserves in the ledger.
+        run.direct = self.performers.open(run)
         self.hub.seat(run.path, run.state.run_id, plan.definition.id)
         run.enter()
         if self.mail.is_kept:
@@ -644,13 +547,10 @@ class RunTree:
         # Addresses are few at any time: only calls that were stopped and not told of yet.
         for address in [address for address in self.stopped_calls if address[0] == path]:
             del self.stopped_calls[address]
-        if self._wrapping is not None:
-            self._wrapping.meter.forget(path)
-            self._wrapping.repeats.forget(path)
+        self.performers.forget(path)
         if path:
             self.hub.unseat(path)
             self.spawned_by.pop(path, None)
-            self._ledgers.close(path)
 
 
 class _Signal:
