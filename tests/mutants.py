@@ -129,8 +129,8 @@ MUTANTS = (
     Mutant(
         "a run in a race that stands still keeps its tree from it",
         "stepengine/runtime/standstill.py",
-        "if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs:\n            return True",
-        "if type(effect) in RUNS and not is_start:\n            return child_path(item.path, effect.seq) in self._tree.runs",
+        "if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs.by_path:\n            return True",
+        "if type(effect) in RUNS and not is_start:\n            return child_path(item.path, effect.seq) in self._tree.runs.by_path",
         RACES,
     ),
     Mutant(
@@ -185,7 +185,7 @@ MUTANTS = (
     Mutant(
         "a body is not told which call spawned its run",
         "stepengine/runtime/performing.py",
-        "parent_tool_call_id=tree.spawned_by.get(item.path),",
+        "parent_tool_call_id=tree.runs.spawned_by.get(item.path),",
         "parent_tool_call_id=None,",
         TOOL_CONTEXTS,
     ),
@@ -220,7 +220,7 @@ MUTANTS = (
     Mutant(
         "a body's signal is nobody's",
         "stepengine/runtime/performing.py",
-        "cancelled=tree.signal,",
+        "cancelled=tree.runs.signal,",
         'cancelled=__import__("threading").Event(),',
         TOOL_CONTEXTS,
     ),
@@ -868,21 +868,21 @@ MUTANTS = (
     Mutant(
         "a spent budget is passed by on the short way",
         "stepengine/runtime/performer_stack.py",
-        " or self._ledgers.of(run.path).bounded:\n",
+        " or self._ledgers.of(path).bounded:\n",
         ":\n",
         ("tests/runtime/test_limits.py", "tests/engine/test_spawn_limits.py"),
     ),
     Mutant(
         "a recorder is passed by on the short way",
         "stepengine/runtime/performer_stack.py",
-        "        if wrapping is None or not services.middlewares:\n",
+        "        if wrapping is None or not self._middlewares:\n",
         "        if True:\n",
         ("tests/journal/test_records.py",),
     ),
     Mutant(
         "a run of a group that fails at once is passed by on the short way",
         "stepengine/runtime/performer_stack.py",
-        "        if wrapping is not None and wrapping.brake.reaches(run.path):\n            return None\n",
+        "        if wrapping is not None and wrapping.brake.reaches(path):\n            return None\n",
         "",
         ("tests/engine/test_spawn_fail_fast.py",),
     ),

@@ -1177,7 +1177,7 @@ class _Elsewhere:
         # Three things end this wait: the child, somebody who ends the child, and a sibling that makes it pointless.
         # Whichever it is, the wait goes on until the child is really over, so that its spending is known.
         pull = tree.performers.brake.pulled(path)
-        ending = tree.elsewhere[path] = asyncio.get_running_loop().create_future()
+        ending = tree.runs.elsewhere[path] = asyncio.get_running_loop().create_future()
         known = tree.background.stopping(path)
         if known is not None:
             ending.set_result(known)
@@ -1195,7 +1195,7 @@ class _Elsewhere:
                 await _cancel_below(run, child.id)
             raise
         finally:
-            tree.elsewhere.pop(path, None)
+            tree.runs.elsewhere.pop(path, None)
             task.cancel()
         self._ended.update(form)
         return cast("Finished", _EndedElsewhere(child_of(form)) if plan.body is None else _EndedBody(form))

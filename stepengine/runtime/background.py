@@ -202,7 +202,7 @@ class BackgroundChildren:
             if child.outcome is None and child.stopping is None:
                 child.is_ended = True
                 child.stopping = Stop("cancelled", error=AgentError(reason) if reason else None)
-                self._tree.stop_child(path, child.stopping)
+                self._stop(path, child.stopping)
 
     async def end_with(self, path: str, stop: Stop | None) -> list[ChildResult[Any]]:
         """
@@ -259,7 +259,11 @@ class BackgroundChildren:
             if child.outcome is None and child.stopping is None:
                 # No end: whoever goes on with the tree starts it again over its record.
                 child.stopping = stop
-                self._tree.stop_child(child.path, stop)
+                self._stop(child.path, stop)
+
+    def _stop(self, path: str, stop: Stop) -> None:
+        self._tree.runs.stop(path, stop)
+        self._tree.standstill.release(path)
 
     def forget(self, path: str) -> None:
         """Forget the children of a run that has ended."""

@@ -105,10 +105,6 @@ class TreeClock:
             path, own = path.rpartition(".")[0], False
         return None
 
-    def forget(self, path: str) -> None:
-        """Forget the time limit of a run that has ended."""
-        self.deadlines.pop(path, None)
-
 
 def stop_for_time(seconds: float, at: int = 0) -> Stop:
     """Return the stop of a run that took longer than *seconds*."""

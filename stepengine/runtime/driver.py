@@ -193,7 +193,7 @@ class RunTask:
         return not is_repeatable(item) and not self.tree.deferred.is_waiting(item)
 
     def _is_spared(self, item: Item) -> bool:
-        is_child = type(item.effect) in RUNS and child_path(item.path, item.effect.seq) in self.tree.runs
+        is_child = type(item.effect) in RUNS and child_path(item.path, item.effect.seq) in self.tree.runs.by_path
         return is_child or self._lasts(item)
 
     def must_stop(self) -> bool:
@@ -223,7 +223,7 @@ class RunTask:
 
     def crashed(self, error: BaseException) -> Stop:
         """Account for an exception that belongs to the caller: the tree ends, then it is raised there."""
-        self.tree.reraise = self.tree.reraise or error
+        self.tree.leftovers.reraise = self.tree.leftovers.reraise or error
         is_interrupt = isinstance(error, KeyboardInterrupt | SystemExit)
         stop = Stop("cancelled") if is_interrupt else Stop("crashed", error=error)
         # The whole tree ends, and not this run alone: a `KeyboardInterrupt` out of a child's tool is meant for the
@@ -253,9 +253,9 @@ class RunTask:
         if item is None:
             return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions)
         address = (item.path, item.effect.seq)
-        left = tree.orphans.pop(child_path(*address), None) if type(item.effect) in RUNS else None
+        left = tree.leftovers.orphans.pop(child_path(*address), None) if type(item.effect) in RUNS else None
         child, body = (None, left) if isinstance(item.effect, CallBody) else (left, None)
-        begun = tree.stopped_calls.pop(address, None)
+        begun = tree.leftovers.stopped_calls.pop(address, None)
         return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions, child, begun, body)
 
     def refuse(self, effect: Effect) -> Outcome:
@@ -335,7 +335,7 @@ async def _compute(run: RunTask, effect: Compute) -> Single:
     tree = run.tree
     # A body has the path of its call. What its sandbox keeps (a process, a loaded program) belongs to the run around
     # it, so that the next call of the same tool finds it warm.
-    kept = tree.belongings(run.path.rpartition(".")[0])
+    kept = tree.runs.belongings.get(run.path.rpartition(".")[0])
     if effect.known is not None:
         return _recalled(run, effect, kept)
     run.busy = True
@@ -371,7 +371,7 @@ async def _turn(run: RunTask, effect: Compute) -> Single:
     A handler that runs here is never stopped between two effects, and what its run is recorded to be stopped at is an effect. So a
     turn under way, which is recorded nowhere, is left to its end and what it asks for is refused; unless it takes too long.
     """
-    work = asyncio.get_running_loop().run_in_executor(None, computed, effect, run.tree.belongings(run.path))
+    work = asyncio.get_running_loop().run_in_executor(None, computed, effect, run.tree.runs.belongings.get(run.path))
     run.busy, is_ended = True, False
     try:
         # Without a time limit while the run goes on, and with one as soon as it is stopped: nobody waits for a handler
@@ -443,7 +443,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
         if kind is CallTool and performer is direct:
             # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
             # the direct way; the rest of what stands there has nothing to do for who only watches.
-            tree.performers.compare(item, outcome)
+            tree.performers.compare(item, outcome, tree)
         _show_end(tree, item, kind, outcome, began)
     return outcome
 

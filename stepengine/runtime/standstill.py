@@ -197,7 +197,7 @@ class Standstill:
         # last time answers for nearly all of these questions.
         if not self._rests_at(self._busy):
             return False
-        for path in itertools.chain(reversed(tree.runs), tree.background.at_work()):
+        for path in itertools.chain(reversed(tree.runs.by_path), tree.background.at_work()):
             if not self._rests_at(path):
                 self._busy = path
                 return False
@@ -205,7 +205,7 @@ class Standstill:
 
     def _rests_at(self, path: str) -> bool:
         """Return whether the run at *path* is not at work; a background run that has not begun yet counts as at work."""
-        run = self._tree.runs.get(path)
+        run = self._tree.runs.by_path.get(path)
         if run is not None:
             return self._rests(run)
         return self._is_parked((path, -1)) or not self._tree.background.is_at_work(path)
@@ -229,7 +229,7 @@ class Standstill:
         # background does not wait for it: it goes on as soon as that is recorded, which takes a journal in a file a moment.
         effect = item.effect
         is_start = isinstance(effect, Spawn) and effect.is_background
-        if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs:
+        if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs.by_path:
             return True
         return self._is_parked((item.path, effect.seq))
 

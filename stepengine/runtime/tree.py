@@ -1,14 +1,22 @@
 """
-What the runs of one tree share: performer, events, clock, ledgers, retries, and the way in which children are driven.
+What the runs of one tree share. A ``RunTree`` is made for one root run and forgotten with it.
 
-A ``RunTree`` is the ``IO`` of its performers. It is made for one root run and forgotten with it.
+It starts and ends runs, and is the ``IO`` of its performers. Everything else is the work of its parts, each behind a small interface:
+
+- ``runs`` and ``loop`` (``active_runs``): which runs are running, interrupts, what tools keep for runs; calls from other threads.
+- ``clock`` (``clock``): time, and the time limits of runs.
+- ``performers`` (``performer_stack``): performers, ledgers of what is spent, prices.
+- ``mail`` and ``inboxes`` (``mail``): messages; ``steering`` does what those ask that are for the tree itself.
+- ``desk`` (``asking``): questions. ``deferred`` (``performing``): calls that wait for their results from outside.
+- ``standstill``: what the runs wait for, and when the tree is suspended. ``background``: children in the background.
+- ``hub``: what is shown. ``leftovers``: what cancelled waits could not return.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -16,40 +24,37 @@ from attrs import frozen
 
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, PhaseChanged, RunFailed
-from stepengine.data.json import thaw
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Begun, Failure, Outcome, Stop
 from stepengine.data.questions import AnswerLike, Interactor, Question
 from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.errors import AgentError, AnswerRejected, StepEngineError
+from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import is_callers
+from stepengine.runtime.active_runs import ActiveRuns, TreeLoop
 from stepengine.runtime.asking import OpenQuestions, Remembered
 from stepengine.runtime.background import BackgroundChildren
 from stepengine.runtime.clock import Clock, SystemClock, TreeClock, stop_for_time
 from stepengine.runtime.driver import RunTask, drive
+from stepengine.runtime.failfast import StopOnFailure
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.mail import Mail, Message, PostBox, answer_in
+from stepengine.runtime.mail import Inboxes, Mail, Message, PostBox
 from stepengine.runtime.performer import Item, Middleware
 from stepengine.runtime.performer_stack import PerformerStack
-from stepengine.runtime.performing import NOTHING, Deferred, ModelRegistry, ToolSetting
-from stepengine.runtime.prices import Pricing
+from stepengine.runtime.performing import NOTHING, Deferred, Innermost, ModelRegistry, ToolSetting
+from stepengine.runtime.prices import Prices, Pricing
 from stepengine.runtime.rates import Rates
-from stepengine.runtime.retry import RetryPolicy
+from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.standstill import Standstill, waits_of
+from stepengine.runtime.steering import steer
 from stepengine.runtime.watchdog import Watchdog
-from stepengine.tooling.context import Belongings
 
 if TYPE_CHECKING:
     from stepengine.system.writes import FileWrite
 
 __all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services")
 
-# A letter comes from somebody who does not hold the run and cannot press again, so what is under way gets a chance to
-# be no doubt later. Whoever holds the run says how long.
-GRACE = 5.0
-"""Seconds that effects which cannot simply happen again have to come to their end when a letter cancels their run."""
 MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
 """Makes the machine of a run; ``stepengine.machine.run_agent`` is one."""
 ChildPlanner = Callable[[RunPlan, Any, str], tuple[RunPlan, AgentState]]
@@ -131,6 +136,35 @@ class Services:
     record: Level | None = None
 
 
+class Leftovers:
+    """
+    What a cancelled wait cannot return, until the outcome that tells of it is made.
+
+    It is the tree's, since whoever makes that outcome may be another run of it than the one that was cancelled.
+
+    Attributes:
+        orphans: How children ended whose parent could not wait for them any more, by path.
+        stopped_calls: What model calls had used that were stopped, by path and number, until their outcome says so.
+        leaked: Names of threads that could not be stopped.
+        reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
+            tree has ended.
+    """
+
+    __slots__ = ("leaked", "orphans", "reraise", "stopped_calls")
+
+    def __init__(self) -> None:
+        self.orphans: dict[str, Any] = {}
+        self.stopped_calls: dict[tuple[str, int], Begun] = {}
+        self.leaked: list[str] = []
+        self.reraise: BaseException | None = None
+
+    def forget(self, path: str) -> None:
+        """Forget the stopped calls of a run that has ended."""
+        # Addresses are few at any time: only calls that were stopped and not told of yet.
+        for address in [address for address in self.stopped_calls if address[0] == path]:
+            del self.stopped_calls[address]
+
+
 class RunTree:
     """
     One root run and the children below it, or one child and those below it, whose parent is driven elsewhere.
@@ -144,55 +178,40 @@ class RunTree:
         earlier: Questions that the run which this one continues was suspended for, with their answers.
 
     Attributes:
+        services: What the engine lends.
         root: The root run.
-        performers: What performs the effects of its runs.
-        orphans: How children ended whose parent could not wait for them any more, by path.
-        stopped_calls: What model calls had used that were stopped, by path and number, until their outcome says so.
-        leaked: Names of threads that could not be stopped.
-        spawned_by: The tool call that spawned the child at a path; ``""`` for a handler's.
-        signal: ``is_set()`` says whether the tree is being stopped.
-        reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
-            tree has ended.
-        inbox: Messages for the root run that were not delivered yet; *inboxes* has those of its children, by path.
-        standstill: What its runs wait for.
-        background: The children in the background.
-        mail: The messages that were sent to its runs.
-        suspended: The open questions of children in the background that were suspended, by id.
-        is_held: Whether somebody has a handle of it.
-        is_replaying: Whether nothing new may begin before every run of it has come to the end of its record.
+        runs: The runs that are running, and how they are interrupted.
+        loop: The event loop in which they run.
+        clock: Their time, and their time limits.
+        performers: What performs their effects, and what they may spend.
+        hub: What is shown of them; *emit* shows an event.
+        desk: Their questions.
+        mail: The messages that were sent to them.
+        inboxes: What people said to them and they have not received yet.
         deferred: The tool calls that wait for their results from outside.
-        runs: Those that are under way, by path.
-        elsewhere: What says that a child must end, of those that another process drives, by path.
+        standstill: What they wait for.
+        background: The children in the background.
+        leftovers: What cancelled waits could not return.
     """
 
-    # Of a class of more than 30 attributes each object has a table of their names of its own: 1.3 KB of each run that waits.
+    # Thousands of trees may wait at a time; with slots none has a table of its attributes.
     __slots__ = (
         "__weakref__",
-        "_belongings",
-        "_loop",
-        "_patience",
-        "_thread",
         "background",
         "clock",
         "deferred",
         "desk",
-        "elsewhere",
         "emit",
         "hub",
-        "inbox",
         "inboxes",
-        "leaked",
+        "leftovers",
+        "loop",
         "mail",
-        "orphans",
         "performers",
-        "reraise",
         "root",
         "runs",
         "services",
-        "signal",
-        "spawned_by",
         "standstill",
-        "stopped_calls",
     )
 
     def __init__(
@@ -211,26 +230,14 @@ class RunTree:
         self.desk = OpenQuestions(
             answers or {}, services.interactor, services.tools.threads, earlier, of_session=services.remembered
         )
-        self.leaked: list[str] = []
-        self.spawned_by: dict[str, str] = {}
-        self.inbox: list[UserMessage] = []
+        self.leftovers = Leftovers()
+        self.inboxes = Inboxes()
         self.deferred = Deferred()
-        self.runs: dict[str, RunTask] = {}
-        self.elsewhere: dict[str, asyncio.Future[Stop]] = {}
-        # The next three hold what a cancelled wait cannot return, until the outcome that tells of it is made. They are
-        # the tree's, since whoever makes that outcome may be another run of it than the one that was cancelled.
-        self.orphans: dict[str, Any] = {}
-        self.stopped_calls: dict[tuple[str, int], Begun] = {}
-        self.reraise: BaseException | None = None
         self.standstill = Standstill(self)
         self.background = BackgroundChildren(self)
-        self.inboxes: dict[str, list[UserMessage]] = {}
         self.root = RunTask(self, plan, state, plan.path)
-        self.signal = _Signal(self.root)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
-        self._patience: asyncio.TimerHandle | None = None
-        self._belongings: dict[str, Belongings] = {}
+        self.loop = TreeLoop()
+        self.runs = ActiveRuns(self.root, self.loop, hub.warnings)
         self._lend(services, plan)
 
     def seat(
@@ -254,9 +261,17 @@ class RunTree:
         self.hub.give_places()
         self.hub.run_id = plan.run_id
         self.clock = TreeClock(services.clock, plan.created, services.since)
-        self.mail = Mail(services.mail, self.steer, self.hub.warnings.append)
+        self.mail = Mail(services.mail, partial(steer, self), self.hub.warnings.append)
         self.standstill.is_replaying = services.record is not None
-        self.performers = PerformerStack(self, services, plan.run_id)
+        prices = Prices(services.pricing, self.clock.now)
+        self.performers = PerformerStack(
+            Innermost(self, Retries(services.retry, services.seed or plan.run_id), prices),
+            prices,
+            services.middlewares,
+            services.outermost,
+            make_brake=partial(StopOnFailure, now=self.clock.elapsed, tree=self),
+            elapsed=self.clock.elapsed,
+        )
 
     @property
     def watched(self) -> bool:
@@ -280,71 +295,18 @@ class RunTree:
         """Note that the tree is suspended for this wait."""
         self.standstill.waits[item.path, item.effect.seq] = waits_of(item)
 
-    def stop_child(self, path: str, stop: Stop) -> None:
-        """End the child in the background at *path*, and all below it."""
-        self._stop_run(path, stop)
-        self.standstill.release(path)
-
-    def end_run(self, path: str, reason: str) -> None:
-        """End the run at *path*, and all below it."""
-        self._stop_run(path, Stop("cancelled", error=AgentError(reason)))
-
-    def _stop_run(self, path: str, stop: Stop) -> None:
-        # A child is driven here, or by another worker: who ends it need not know which. A future that is done already
-        # has said why.
-        run, ending = self.runs.get(path), self.elsewhere.get(path)
-        if run is not None:
-            run.stop(stop)
-        if ending is not None and not ending.done():
-            ending.set_result(stop)
-
     def post(self, message: Message) -> bool:
         """Send a message to a run of the tree, which is under way; return whether it is new. From any thread but the loop's."""
         # Kept first, told then: what the sender was told is kept must not be lost when this process ends in between.
         # The loop is told afterwards, and finds the message in the mailbox if this is too late.
         is_new = self.mail.post(message)
-        loop = self._loop
-        if is_new and loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self.mail.arrive, message)
+        if is_new:
+            self.loop.call_soon(self.mail.arrive, message)
         return is_new
-
-    def steer(self, message: Message) -> None:
-        """Do what somebody outside sent: answer a question, end a run, say something to one."""
-        said = str(message.value)
-        match message.kind:
-            case "input" if message.path:
-                self.inboxes.setdefault(message.path, []).append(UserMessage(said))
-            case "input":
-                self.inbox.append(UserMessage(said))
-            # A child in the background is ended by way of who keeps account of it: how it ended is told to its parent,
-            # and the reason with it.
-            case "cancel" if message.path:
-                known = self.background.is_at_work(message.path)
-                self.background.end((message.path,), said) if known else self.end_run(message.path, said)
-            case "cancel":
-                self.hub.warnings.append(f"the run was cancelled by a letter{f': {said}' if said else ''}")
-                self.interrupt(GRACE)
-            case "answer":
-                self._answer(message)
-            case "result":
-                self.deferred.settle((message.path, int(message.topic)), thaw(message.value))
-            case "message":
-                pass
-
-    def _answer(self, message: Message) -> None:
-        try:
-            self.desk.answer(message.topic, answer_in(message.value))
-        # Somebody was told that the answer arrived, so it cannot simply vanish: that it was left out, and why, stands
-        # in the record and in the run's warnings.
-        except AnswerRejected as error:
-            if self.desk.is_left(message.topic):
-                return  # it came in the moment in which the run lies down, and is there for whoever goes on
-            self.mail.refuse(message, error.message)
-            self.hub.warnings.append(f"an answer that was sent was left out: {error.message}")
 
     def begun(self, item: Item) -> Begun | None:
         """Return what a model call had used that was stopped."""
-        return self.stopped_calls.get((item.path, item.effect.seq))
+        return self.leftovers.stopped_calls.get((item.path, item.effect.seq))
 
     async def wait_for(self, coming: Callable[[], Awaitable[object]]) -> bool:
         """
@@ -374,63 +336,24 @@ class RunTree:
 
     async def run(self) -> Finished:
         """Run the root in the current task; what cancelled it is left in ``root.cancelled`` and ``reraise``."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        self.loop.enter()
         watchdog = Watchdog.of_running_loop()
         watchdog.enter(self)
         # An observer may raise what is the caller's (a failing test): the run ends because of it, and does not go on to
         # the next step.
         self.hub.on_crash = self.root.crashed
-        self.runs[self.root.path] = self.root
+        self.runs.by_path[self.root.path] = self.root
         self.mail.begin()
         try:
             finished = await self._run(self.root)
-            return _broken_off(finished, self.reraise)
+            return _broken_off(finished, self.leftovers.reraise)
         finally:
             watchdog.leave(self)
             self._let_go()
 
-    def interrupt(self, grace: float) -> None:
-        """
-        End all runs: what is under way and cannot happen again has *grace* seconds to come to its end; from any thread.
-
-        Nothing else begins, and what may simply happen again is cut at once. Called again, or with any other reason to
-        stop, everything is.
-        """
-        root, loop = self.root, self._loop
-        # A second call is somebody who has lost patience. The first one set `stopping` already.
-        if grace <= 0 or root.stopping is not None or loop is None or loop.is_closed():
-            root.stop(Stop("cancelled"))
-            return
-        root.spares = True
-        root.stopping = Stop("cancelled")
-        loop.call_soon_threadsafe(self._spare, root.stopping, grace)
-
-    def _spare(self, stop: Stop, grace: float) -> None:
-        if not self.root.spares:
-            return
-        # Nothing under way would be in doubt, so there is nothing to be patient for.
-        if not self.finishing():
-            self.root.stop(stop)
-            return
-        assert self._loop is not None  # noqa: S101 - it is called in that loop
-        self._patience = self._loop.call_later(grace, self.root.stop, stop)
-        for run in list(self.runs.values()):
-            run.spare(stop)
-
-    def finishing(self) -> list[Item]:
-        """Return what is under way, and would be in doubt if it were cut."""
-        return [item for run in list(self.runs.values()) for item in run.lasting()]
-
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
-        # The timer would hold the whole tree for the seconds that it has left.
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        # Each run refers to its tree and the tree to its runs. Left alone, thousands of finished trees wait for the
-        # collector of cycles, which then stops the process for as long as all of them take.
-        self.runs.clear()
+        self.runs.close()
         self.mail.close()
         self.standstill.close()
         self.background.close()
@@ -438,41 +361,9 @@ class RunTree:
         self.hub.on_crash = self.hub.history = None
         self.root.release()
 
-    def belongings(self, path: str) -> Belongings:
-        """Return what tools keep for the run at *path* until it ends."""
-        return self._belongings.setdefault(path, Belongings())
-
-    async def _end_belongings(self, run: RunTask) -> None:
-        """End what tools kept for a run, to the end however often this task is cancelled; the result mentions it."""
-        kept = self._belongings.pop(run.path)
-        # A task of its own, waited for to its end: what is closed are processes and temporary folders, which a
-        # cancellation in the middle would leave behind (reliability:R10).
-        work = asyncio.create_task(kept.aclose())
-        while not work.done():
-            try:
-                await asyncio.wait((work,))
-            except asyncio.CancelledError:
-                run.notice_cancel()
-        try:
-            self.hub.warnings += work.result()
-        except BaseException as error:
-            if not is_callers(error):
-                raise
-            run.crashed(error)
-
-    def emit_from_anywhere(self, event: Event) -> None:
-        """Show an event of a tool, which may run in a thread of its own; the order of one caller's events is kept."""
-        # At once where that is possible: sent by way of the loop, an event of a tool would come behind the end of its
-        # own call.
-        if threading.get_ident() == self._thread:
-            self.emit(event)
-        # A tool in a thread may outlive its run by a moment; what it says then is for nobody.
-        elif self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.emit, event)
-
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Run a child in a task of its own; a cancelled wait stops the child, waits for it, then goes on."""
-        run = self.runs[path] = RunTask(self, plan, state, path)
+        run = self.runs.by_path[path] = RunTask(self, plan, state, path)
         if self.root.spares:
             run.stopping = self.root.stopping
         elif self.background.children:
@@ -493,17 +384,18 @@ class RunTree:
             finished = task.result()
             # The wait ends with an exception and can return nothing. What the child came to is put aside, and `halt` of
             # the parent's driver hands it on: its spending counts, and its questions are its parent's.
-            self.orphans[path] = finished.as_child() if plan.body is None else finished.as_body()
+            self.leftovers.orphans[path] = finished.as_child() if plan.body is None else finished.as_body()
             raise
 
     async def _run(self, run: RunTask) -> Finished:
         plan = run.plan
         # Before the machine is made: its first effect reserves in the ledger.
-        run.direct = self.performers.open(run)
+        run.direct = self.performers.open(run.path, plan)
         self.hub.seat(run.path, run.state.run_id, plan.definition.id)
         run.enter()
         if self.mail.is_kept:
-            self._hear(run.path)
+            # What was said to a resumed run before and did not reach it.
+            self.inboxes.add(run.path, *map(UserMessage, self.mail.unheard(run.path)))
         seconds = plan.limits.max_seconds
         timer = None if seconds is None else self.clock.start_timer(run.path, seconds, run.stop)
         try:
@@ -526,45 +418,24 @@ class RunTree:
         finally:
             if timer is not None:
                 timer.cancel()
-            if run.path in self._belongings:
-                await self._end_belongings(run)
+            if run.path in self.runs.belongings.by_path:
+                await self.runs.belongings.end(run)
             run.leave()
             self._forget(run.path)
 
-    def _hear(self, path: str) -> None:
-        """Give a resumed run what was said to it before and did not reach it."""
-        unheard = [UserMessage(text) for text in self.mail.unheard(path)]
-        if unheard:
-            (self.inboxes.setdefault(path, []) if path else self.inbox).extend(unheard)
-
     def _forget(self, path: str) -> None:
         """Forget a run that has ended, so that ten thousand children leave no more behind than one."""
-        self.runs.pop(path, None)
-        self.clock.forget(path)
-        self.inboxes.pop(path, None)
+        self.runs.by_path.pop(path, None)
+        self.clock.deadlines.pop(path, None)
+        self.inboxes.by_path.pop(path, None)
         if self.standstill.parked or self.standstill.held:
             self.standstill.look()
-        # Addresses are few at any time: only calls that were stopped and not told of yet.
-        for address in [address for address in self.stopped_calls if address[0] == path]:
-            del self.stopped_calls[address]
+        if self.leftovers.stopped_calls:
+            self.leftovers.forget(path)
         self.performers.forget(path)
         if path:
             self.hub.unseat(path)
-            self.spawned_by.pop(path, None)
-
-
-class _Signal:
-    """Says whether a run is being stopped; what ``ToolContext.cancelled`` asks."""
-
-    __slots__ = ("_root",)
-
-    def __init__(self, root: RunTask) -> None:
-        self._root = root
-
-    def is_set(self) -> bool:
-        """Return whether what is under way has to end."""
-        # Not while it is spared: a tool that looks at this ends by itself, and what it does is to be finished.
-        return self._root.stopping is not None and not self._root.spares
+            self.runs.spawned_by.pop(path, None)
 
 
 def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
