@@ -185,7 +185,7 @@ async def _ready(launcher: Launcher, order: Order, run: DurableRun, *, depth: in
     seen.live = launcher.run_of(attrs.evolve(root, plan=plan, state=state, services=services), shows=run.shows)
     run.tree = seen.live.tree
     run.tree.desk.know(order.rules)
-    run.tree.is_held = True  # what it waits for comes here
+    run.tree.standstill.is_held = True  # what it waits for comes here
     return seen
 
 

@@ -92,10 +92,7 @@ class HeardMessages:
         message = UserMessage(text)
         self._known.add(key)
         self._waiting[id(message)] = key, message
-        if path:
-            tree.inboxes.setdefault(path, []).append(message)
-        else:
-            tree.inbox.append(message)
+        tree.inboxes.add(path, message)
 
     def hand_over(self, tree: RunTree, key: str, message: Message) -> None:
         """Let a run have what was posted on one of its topics."""

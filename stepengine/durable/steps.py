@@ -810,7 +810,7 @@ class Steps:
         # A child runs on another machine, where nobody can ask this ledger. So it is given a part of what is left,
         # which counts as used here until it has ended and says what it used: limits hold without a word between
         # machines (durable:U23).
-        ledger = tree.ledger(path)
+        ledger = tree.performers.ledger(path)
         given = _remaining_budgets(ledger, among)
         deadline = _deadline(tree, path)
         if deadline is not None:
@@ -934,7 +934,7 @@ class Steps:
                 topic = posted_topic(effect.child, effect.topic)
                 await run.dbos.send_async(run.order.root, said, topic, idempotency_key=key)
             tree = cast("RunTree", run.tree)
-            form = outcome_form(effect.seq, Value(is_at_work, run.stamped(tree.elapsed())), run.redactor)
+            form = outcome_form(effect.seq, Value(is_at_work, run.stamped(tree.clock.elapsed())), run.redactor)
             return form | run.placed(item)
 
         with run.acting():
@@ -1002,7 +1002,7 @@ class Steps:
 
     def _count(self, item: Item, usage: Usage, cost: Decimal | None, started: int) -> None:
         """Count what a child or a body elsewhere, below which *started* others ran, has used of this run's budgets."""
-        ledger = cast("RunTree", self._run.tree).ledger(item.path)
+        ledger = cast("RunTree", self._run.tree).performers.ledger(item.path)
         ledger.count_children(started, by_model=_is_of_model(item))
         # The child's own process has counted it there; here it is counted a second time, in the budget that the
         # parent's next call is judged by.
@@ -1174,8 +1174,8 @@ class _Elsewhere:
         task = asyncio.create_task(self._wait_for_child(options, child, state.run_id), context=contextvars.Context())
         # Three things end this wait: the child, somebody who ends the child, and a sibling that makes it pointless.
         # Whichever it is, the wait goes on until the child is really over, so that its spending is known.
-        pull = tree.brake.pulled(path)
-        ending = tree.elsewhere[path] = asyncio.get_running_loop().create_future()
+        pull = tree.performers.brake.pulled(path)
+        ending = tree.runs.elsewhere[path] = asyncio.get_running_loop().create_future()
         known = tree.background.stopping(path)
         if known is not None:
             ending.set_result(known)
@@ -1193,7 +1193,7 @@ class _Elsewhere:
                 await _cancel_below(run, child.id)
             raise
         finally:
-            tree.elsewhere.pop(path, None)
+            tree.runs.elsewhere.pop(path, None)
             task.cancel()
         self._ended.update(form)
         return cast("Finished", _EndedElsewhere(child_of(form)) if plan.body is None else _EndedBody(form))
@@ -1361,7 +1361,7 @@ def _remaining_budgets(ledger: SpendingLedger, among: int) -> dict[str, Any]:
 def _deadline(tree: RunTree, path: str) -> float | None:
     """Return when the time of the run at *path*, or of one around it, is over; ``None`` for never."""
     paths = [path, *[path.rsplit(".", n)[0] for n in range(1, path.count(".") + 1)], ""]
-    ends = [tree.deadlines[each][0] for each in paths if each in tree.deadlines]
+    ends = [tree.clock.deadlines[each][0] for each in paths if each in tree.clock.deadlines]
     return min(ends, default=None)
 
 

@@ -86,7 +86,7 @@ class EngineRun:
 
     def __str__(self) -> str:
         root = self.tree.root
-        leaked = f" ({', '.join(self.tree.leaked)})" if self.tree.leaked else ""
+        leaked = f" ({', '.join(self.tree.leftovers.leaked)})" if self.tree.leftovers.leaked else ""
         return f"{root.state.run_id} of {root.plan.definition.id!r}{leaked}"
 
     def start(self, turns: Turns | None = None) -> RunHandle:
@@ -152,7 +152,7 @@ class EngineRun:
             if self.session is not None:
                 self.session.close()
             self._leave()
-        crash = tree.reraise or tree.hub.crash
+        crash = tree.leftovers.reraise or tree.hub.crash
         if crash is not None:
             raise crash
         if self.session is not None and self.session.raises and isinstance(result.error, ReplayDivergence):
@@ -196,7 +196,9 @@ class EngineRun:
         """Return the questions that wait for an answer."""
         if finished.status is not RunStatus.SUSPENDED:
             return ()
-        known = {question.id: question for question in finished.pending} | dict(sorted(self.tree.suspended.items()))
+        known = {question.id: question for question in finished.pending} | dict(
+            sorted(self.tree.background.suspended.items())
+        )
         return tuple(known.values())
 
     def _waits(self, finished: Finished, pending: Sequence[Question]) -> tuple[Waits, ...]:
@@ -219,15 +221,15 @@ class EngineRun:
         warnings = [*finished.warnings, *tree.hub.warnings]
         warnings += tree.desk.unused
         warnings += [note for note in tree.root.plan.planned_from.notes if note not in warnings]
-        if tree.inbox and not tree.hub.goes_on:
-            warnings.append(undelivered(len(tree.inbox)))
+        if tree.inboxes.root and not tree.hub.goes_on:
+            warnings.append(undelivered(len(tree.inboxes.root)))
         pending = self._pending(finished)
         return finished.as_result(
             pending_questions=pending,
             waits_for=self._waits(finished, pending),
             session_id=tree.root.plan.info.session_id,
             journal=None if self.session is None else self.session.journal,
-            leaked=tuple(tree.leaked),
+            leaked=tuple(tree.leftovers.leaked),
             warnings=tuple(warnings),
         )
 

@@ -338,7 +338,7 @@ class Turn:
         if recording is not None:
             self._continues = True
             if self._request.prompt and (self._request.answers or not self._waiting):
-                live.tree.inbox.append(UserMessage(self._request.prompt))
+                live.tree.inboxes.root.append(UserMessage(self._request.prompt))
             self._context.run(self._again, recording, live, agent=self._agent(recording), limits=self._request.limits)
         else:
             self._context.run(self._let_in, *self._new(), live)
@@ -497,7 +497,7 @@ class Turn:
             finished = yield from inner(plan, state)
             if plan.path:
                 place = tuple([int(number) for number in plan.path.split(".")])
-                call = live.tree.spawned_by.get(plan.path, "")
+                call = live.tree.runs.spawned_by.get(plan.path, "")
                 self._conversations.append(EndedChild(place, call, plan.model, finished.status, finished.state))
             return finished
 

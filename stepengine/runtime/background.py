@@ -12,13 +12,17 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import attrs
+
 from stepengine.data.effects import RunInBackground, Spawn
 from stepengine.data.outcomes import Single, Stop, Value
-from stepengine.data.state import AgentState, ChildResult
+from stepengine.data.questions import Question
+from stepengine.data.state import AgentState, ChildResult, RunStatus, no_longer_waiting
 from stepengine.errors import AgentError
-from stepengine.machine.plan import RunPlan
+from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.effect_events import ended
 from stepengine.runtime.performer import Item, Performer
+from stepengine.runtime.run_protocol import Run
 from stepengine.runtime.standstill import RestingTree
 
 __all__ = ("BackgroundChild", "BackgroundChildren", "TreeWithBackground")
@@ -64,12 +68,14 @@ class BackgroundChildren:
     Attributes:
         children: Those that were started, by their paths.
         of: The same by the paths of the runs that started them.
+        suspended: The open questions of those that were suspended, by id.
     """
 
     def __init__(self, tree: RestingTree) -> None:
         self._tree = tree
         self.children: dict[str, BackgroundChild] = {}
         self.of: dict[str, list[BackgroundChild]] = {}
+        self.suspended: dict[str, Question] = {}
         self._ends: list[asyncio.Future[None]] = []
 
     def is_used_by(self, path: str) -> bool:
@@ -93,7 +99,7 @@ class BackgroundChildren:
         try:
             outcome = await performer.perform(asked, tree)
         except asyncio.CancelledError:
-            outcome = Stop("cancelled", tree.elapsed())
+            outcome = Stop("cancelled", tree.clock.elapsed())
         # This task is awaited by nobody in particular, so an error that left it would be lost; it ends the tree
         # instead.
         except BaseException as error:  # noqa: BLE001
@@ -163,6 +169,29 @@ class BackgroundChildren:
             await asyncio.wait(tasks)
         return all(self.children[path].result is not None for path in paths)
 
+    async def ends(
+        self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
+    ) -> dict[str, Any] | None:
+        """
+        Return how children in the background ended, once they have; ``None`` where one was stopped with its tree.
+
+        With *cut*, which says that they will not end as recorded, it is also ``None`` once that is done, or the tree stands still.
+        """
+        if cut is not None and not await self._ended_unless(cut, item, paths):
+            return None
+        if not await self.all_ended(paths):
+            return None
+        return self.results(paths)
+
+    async def _ended_unless(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
+        """Wait until these have ended, and return that they have; not once *cut* is done, or the tree stands still."""
+        while not self.has_ended(paths):
+            # Shielded: this wait may be given up, and others wait for the same end.
+            came = await self._tree.standstill.until(item, (), self.one_end, lambda: asyncio.shield(cut))
+            if cut.done() or not came:
+                return False
+        return True
+
     def end(self, paths: Sequence[str], reason: str) -> None:
         """End children because their parent wants it: their end is recorded."""
         for path in paths:
@@ -171,7 +200,7 @@ class BackgroundChildren:
             if child.outcome is None and child.stopping is None:
                 child.is_ended = True
                 child.stopping = Stop("cancelled", error=AgentError(reason) if reason else None)
-                self._tree.stop_child(path, child.stopping)
+                self._stop(path, child.stopping)
 
     async def end_with(self, path: str, stop: Stop | None) -> list[ChildResult[Any]]:
         """
@@ -189,13 +218,49 @@ class BackgroundChildren:
         found = [_result_of(child) for child in left]
         return [child for child in found if child is not None]
 
+    async def settle(self, run: Run, finished: Finished) -> Finished:
+        """
+        Return how a run ended once nothing that it started in the background is at work; what that spent is its own, too.
+
+        Its children are stopped where it was. Where it came to the end of what is recorded of it, each of them does so by itself,
+        after all that is recorded of that one.
+        """
+        # Said to the standstill: this run is at its end and only waits for its children, so it does not count as one
+        # that is at work, or a tree whose children all wait could never lie down.
+        run.start_waiting()
+        stop = None if self._tree.root.spares or run.stopping is None else _stop_below(run)
+        work = asyncio.create_task(self.end_with(run.path, stop))
+        self._tree.standstill.look()
+        while not work.done():
+            try:
+                await asyncio.wait((work,))
+            except asyncio.CancelledError:
+                run.interrupted()
+                self.stop_all(run.path, _stop_below(run))
+        run.end_waiting()
+        left = work.result()
+        self.forget(run.path)
+        if not left:
+            return finished
+        if finished.status is not RunStatus.SUSPENDED:
+            left = [no_longer_waiting(child) for child in left]
+        spending = finished.spending
+        for child in left:
+            spending += child.spending
+            self.suspended.update({question.id: question for question in child.questions})
+        return attrs.evolve(finished, spending=spending, children=(*finished.children, *left))
+
     def stop_all(self, path: str, stop: Stop) -> None:
         """Stop what the run at *path* has in the background; nobody records that as an end."""
         for child in self.of.get(path, ()):
             if child.outcome is None and child.stopping is None:
                 # No end: whoever goes on with the tree starts it again over its record.
                 child.stopping = stop
-                self._tree.stop_child(child.path, stop)
+                self._stop(child.path, stop)
+
+    def _stop(self, path: str, stop: Stop) -> None:
+        self._tree.runs.stop(path, stop)
+        self._tree.standstill.release(path)
 
     def forget(self, path: str) -> None:
         """Forget the children of a run that has ended."""
@@ -214,3 +279,9 @@ class TreeWithBackground(RestingTree, Protocol):
 def _result_of(child: BackgroundChild) -> ChildResult[Any] | None:
     outcome = child.outcome
     return outcome.child if isinstance(outcome, Stop) else child.result
+
+
+def _stop_below(run: Run) -> Stop:
+    """Return why what a stopped run has in the background ends: of a body no reason is recorded that a replay could tell them."""
+    stop = run.stopping or Stop("cancelled")
+    return Stop("cancelled") if run.plan.body is not None and stop.kind in {"cancelled", "limit"} else stop

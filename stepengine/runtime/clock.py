@@ -1,13 +1,17 @@
-"""The clock of a run: the date, monotonic milliseconds, and sleep. Tests bring their own."""
+"""The clock of a run (date, monotonic milliseconds, sleep; tests bring their own), and the time of a run tree with its limits."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-__all__ = ("Clock", "SystemClock")
+from stepengine.data.outcomes import Stop
+from stepengine.errors import LimitExceeded
+
+__all__ = ("Clock", "SystemClock", "TreeClock", "stop_for_time")
 
 
 class Clock(Protocol):
@@ -37,3 +41,72 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Wait on the event loop."""
         await asyncio.sleep(seconds)
+
+
+class TreeClock:
+    """
+    The time of one run tree, and the time limits of its runs.
+
+    Attributes:
+        now_ms: Returns milliseconds that never go back.
+        deadlines: When the time of a run is over, on the clock of the event loop, and how many seconds it had, by path.
+    """
+
+    __slots__ = ("_created", "_loop", "_since", "_start", "deadlines", "now_ms")
+
+    def __init__(self, clock: Clock, created: datetime, since: int | None) -> None:
+        """Start now, for a root run that was *created* then; *since* is what ``Services.since`` says."""
+        self.now_ms = clock.now_ms
+        self._created = created
+        self._since = since
+        self._start = self.now_ms()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.deadlines: dict[str, tuple[float, float]] = {}
+
+    def elapsed(self) -> int:
+        """Return milliseconds since the root run was created."""
+        now_ms = self.now_ms
+        return now_ms() - self._start
+
+    def now(self) -> datetime:
+        """Return the run's time (UTC)."""
+        return self._created + timedelta(milliseconds=self.elapsed())
+
+    def seconds_until(self, wakes: int, asked: int) -> float:
+        """Return how many seconds are left until *wakes*, which was asked for at *asked*, both on the run's own clock."""
+        # Over all processes that worked on the run, its clock goes on with the time of day: a sleep that began before a
+        # crash ends when it would have ended.
+        since = self._since
+        return (wakes - (asked if since is None else since + self.elapsed())) / 1_000
+
+    def start_timer(self, path: str, seconds: float, stop: Callable[[Stop], None]) -> asyncio.TimerHandle:
+        """Call *stop* once the time of the run at *path* is over; return the timer."""
+        # On the loop's clock, which goes on evenly: a wall clock that is set back would give a run more time than it
+        # has (reliability:MP32).
+        loop = self._loop = asyncio.get_running_loop()
+        self.deadlines[path] = (loop.time() + seconds, seconds)
+        return loop.call_later(max(0.0, seconds), stop, stop_for_time(seconds))
+
+    def too_late(self, path: str) -> Stop | None:
+        """
+        Return why the run at *path* must end because its time is over, or that of a run around it.
+
+        Timers say so, too, but not while synchronous code keeps the loop from turning, such as a scripted model's.
+        """
+        # The limit that is passed names the run that it was set for; those below it are cut with it, and their stop
+        # says only that.
+        own = True
+        while self.deadlines and self._loop is not None:
+            deadline = self.deadlines.get(path)
+            if deadline is not None and self._loop.time() >= deadline[0]:
+                return stop_for_time(deadline[1], self.elapsed()) if own else Stop("cancelled", self.elapsed())
+            if not path:
+                break
+            path, own = path.rpartition(".")[0], False
+        return None
+
+
+def stop_for_time(seconds: float, at: int = 0) -> Stop:
+    """Return the stop of a run that took longer than *seconds*."""
+    msg = f"the run took longer than max_seconds={seconds:g}"
+    return Stop("limit", at, LimitExceeded(msg, kind="seconds", limit=seconds))

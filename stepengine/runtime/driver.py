@@ -49,8 +49,9 @@ from stepengine.runtime.effect_events import (
 )
 from stepengine.runtime.failfast import Group, StopOnFailure
 from stepengine.runtime.mail import message_in
-from stepengine.runtime.performer import Item, Performer, child_path, computed, is_repeatable, quick_item
+from stepengine.runtime.performer import IO, Item, Performer, child_path, computed, is_repeatable, quick_item
 from stepengine.runtime.performing import NOTHING
+from stepengine.runtime.tree_protocols import Performers
 
 if TYPE_CHECKING:
     from stepengine.data.questions import Answer, Question
@@ -76,35 +77,30 @@ who pressed Ctrl-C.
 """
 
 
-class DrivenTree(TreeWithBackground, Protocol):
-    """A run tree as the driver sees it."""
-
-    now_ms: Callable[[], int]
+class DrivenPerformers(Performers, Protocol):
+    """The performers of a tree as the driver sees them."""
 
     @property
-    def root(self) -> RunTask:
-        """The root run."""
-
-    @property
-    def runs(self) -> dict[str, RunTask]:
-        """The runs that have not ended, by path."""
+    def outermost(self) -> Performer:
+        """The outermost performer."""
 
     @property
     def brake(self) -> StopOnFailure:
         """Stops the members of groups."""
 
+    def compare(self, item: Item, outcome: Single, io: IO) -> None:
+        """Count a call that has ended, if it is like the one before."""
+
+    def allow(self, question: Question, answer: Answer) -> None:
+        """Raise the limit that a question is about."""
+
+
+class DrivenTree(TreeWithBackground, Protocol):
+    """A run tree as the driver sees it."""
+
     @property
-    def performer(self) -> Performer:
-        """The outermost performer."""
-
-    def compare(self, item: Item, outcome: Single) -> None:
-        """Count a call that is like the one before."""
-
-    def allow_more(self, question: Question, answer: Answer) -> None:
-        """Record what people said to a limit that asked them."""
-
-    async def hold_new(self, item: Item, *, begins: bool) -> None:
-        """Hold a new effect until every run has come to the end of its record."""
+    def performers(self) -> DrivenPerformers:
+        """What performs the effects."""
 
 
 class RunTask:
@@ -188,6 +184,14 @@ class RunTask:
         self._loop = None
         self.direct = None
 
+    def start_waiting(self) -> None:
+        """Record that the run is at its end, and waits for its children in the background."""
+        self.is_ending = self.busy = True
+
+    def end_waiting(self) -> None:
+        """Record that its children in the background have ended."""
+        self.busy = None
+
     def release(self) -> None:
         """Forget the tree; nothing more will be performed."""
         del self.tree
@@ -229,13 +233,13 @@ class RunTask:
         return not is_repeatable(item) and not self.tree.deferred.is_waiting(item)
 
     def _is_spared(self, item: Item) -> bool:
-        is_child = type(item.effect) in RUNS and child_path(item.path, item.effect.seq) in self.tree.runs
+        is_child = type(item.effect) in RUNS and child_path(item.path, item.effect.seq) in self.tree.runs.by_path
         return is_child or self._lasts(item)
 
     def must_stop(self) -> bool:
         """Return whether nothing more may be performed."""
         if self.stopping is None:
-            self.stopping = self.tree.too_late(self.path)
+            self.stopping = self.tree.clock.too_late(self.path)
         return self.stopping is not None
 
     def interrupted(self) -> Stop:
@@ -259,7 +263,7 @@ class RunTask:
 
     def crashed(self, error: BaseException) -> Stop:
         """Account for an exception that belongs to the caller: the tree ends, then it is raised there."""
-        self.tree.reraise = self.tree.reraise or error
+        self.tree.leftovers.reraise = self.tree.leftovers.reraise or error
         is_interrupt = isinstance(error, KeyboardInterrupt | SystemExit)
         stop = Stop("cancelled") if is_interrupt else Stop("crashed", error=error)
         # The whole tree ends, and not this run alone: a `KeyboardInterrupt` out of a child's tool is meant for the
@@ -287,12 +291,12 @@ class RunTask:
         # to return something. It is popped here, since this outcome is the only one that will ever tell of it.
         stop, tree = self.stopping or Stop("cancelled"), self.tree
         if item is None:
-            return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions)
+            return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions)
         address = (item.path, item.effect.seq)
-        left = tree.orphans.pop(child_path(*address), None) if type(item.effect) in RUNS else None
+        left = tree.leftovers.orphans.pop(child_path(*address), None) if type(item.effect) in RUNS else None
         child, body = (None, left) if isinstance(item.effect, CallBody) else (left, None)
-        begun = tree.stopped_calls.pop(address, None)
-        return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions, child, begun, body)
+        begun = tree.leftovers.stopped_calls.pop(address, None)
+        return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions, child, begun, body)
 
     def refuse(self, effect: Effect) -> Outcome:
         """Return the outcome of an effect that comes after the run was stopped."""
@@ -336,7 +340,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             # Asked before each effect and not only by the timer: a model that answers without waiting never lets the
             # loop turn, so no timer fires. The two attributes are looked at here since the call alone would cost every
             # run that has no time limit, which is nearly all.
-            if (run.stopping is not None or run.tree.deadlines) and run.must_stop():
+            if (run.stopping is not None or run.tree.clock.deadlines) and run.must_stop():
                 outcome = run.refuse(effect)
                 continue
             if isinstance(effect, Gather):
@@ -371,7 +375,7 @@ async def _compute(run: RunTask, effect: Compute) -> Single:
     tree = run.tree
     # A body has the path of its call. What its sandbox keeps (a process, a loaded program) belongs to the run around
     # it, so that the next call of the same tool finds it warm.
-    kept = tree.belongings(run.path.rpartition(".")[0])
+    kept = tree.runs.belongings.get(run.path.rpartition(".")[0])
     if effect.known is not None:
         return _recalled(run, effect, kept)
     run.busy = True
@@ -407,7 +411,7 @@ async def _turn(run: RunTask, effect: Compute) -> Single:
     A handler that runs here is never stopped between two effects, and what its run is recorded to be stopped at is an effect. So a
     turn under way, which is recorded nowhere, is left to its end and what it asks for is refused; unless it takes too long.
     """
-    work = asyncio.get_running_loop().run_in_executor(None, computed, effect, run.tree.belongings(run.path))
+    work = asyncio.get_running_loop().run_in_executor(None, computed, effect, run.tree.runs.belongings.get(run.path))
     run.busy, is_ended = True, False
     try:
         # Without a time limit while the run goes on, and with one as soon as it is stopped: nobody waits for a handler
@@ -446,18 +450,18 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
     # wait for the disk to see it begin.
     began = _show_start(tree, item, kind) if shows and kind is not AskPerson else None
     direct = run.direct
-    performer = tree.performer if direct is None or kind not in BARE else direct
+    performer = tree.performers.outermost if direct is None or kind not in BARE else direct
     outcome: Single
     run.busy = item
     try:
-        if tree.is_replaying:
-            await tree.hold_new(item, begins=True)
+        if tree.standstill.is_replaying:
+            await tree.standstill.hold_new(item, begins=True)
         beginning = performer.begin((item,))
         # Mostly there is nothing to wait for, and to await that would take two calls more.
         if beginning is not NOTHING:
             await beginning
-        if tree.is_replaying:
-            await tree.hold_new(item, begins=False)
+        if tree.standstill.is_replaying:
+            await tree.standstill.hold_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item, kind)
@@ -479,7 +483,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
         if kind is CallTool and performer is direct:
             # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
             # the direct way; the rest of what stands there has nothing to do for who only watches.
-            tree.compare(item, outcome)
+            tree.performers.compare(item, outcome, tree)
         _show_end(tree, item, kind, outcome, began)
     return outcome
 
@@ -491,9 +495,9 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     began = _show_start(tree, item, type(item.effect)) if shows else None
     outcome: Single
     try:
-        if tree.is_replaying:
-            await tree.hold_new(item, begins=False)
-        outcome = await tree.performer.perform(item, tree)
+        if tree.standstill.is_replaying:
+            await tree.standstill.hold_new(item, begins=False)
+        outcome = await tree.performers.outermost.perform(item, tree)
     # As for a single effect, but what reaches this task is never a cancellation of the run: that reaches the run's own
     # task, which then cancels this one.
     except BaseException as error:  # noqa: BLE001
@@ -512,7 +516,8 @@ def _remember(tree: DrivenTree, effect: AskPerson, outcome: Single) -> None:
     if not isinstance(outcome, Value):
         return
     if effect.purpose == "limit":
-        tree.allow_more(effect.questions[0], outcome.value[0])
+        tree.desk.knows_more(effect.questions[0], outcome.value[0])
+        tree.performers.allow(effect.questions[0], outcome.value[0])
     else:
         # A yes "for the rest of the run" must hold after a crash as it did before, so it is learnt from the outcome,
         # which is recorded, and not from the dialogue, which is not.
@@ -536,7 +541,7 @@ def _is_known(tree: DrivenTree, item: Item) -> bool:
 
 def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
     """Show that an effect of this kind begins; return when that was, by the tree's clock."""
-    emit, now_ms = tree.emit, tree.now_ms
+    emit, now_ms = tree.emit, tree.clock.now_ms
     if kind is CallModel:
         emit(model_started(item))
     elif kind is CallTool or kind is CallBody:
@@ -552,7 +557,7 @@ def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
 
 
 def _show_end(tree: DrivenTree, item: Item, kind: type[Leaf], outcome: Single, began: int) -> None:
-    emit, now_ms = tree.emit, tree.now_ms
+    emit, now_ms = tree.emit, tree.clock.now_ms
     duration_ms = now_ms() - began
     if kind is CallModel:
         emit(model_finished(item, outcome, duration_ms))
@@ -594,9 +599,9 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
             group = None
             if effect.races:
                 raced = [together.items[n] for race in effect.races for n in range(*race)]
-                around.enter_context(run.tree.brake.racing(raced))
+                around.enter_context(run.tree.performers.brake.racing(raced))
             if effect.fail_fast:
-                made = Group(run.tree.brake, together.items, has_failed=effect.has_failed)
+                made = Group(run.tree.performers.brake, together.items, has_failed=effect.has_failed)
                 group = around.enter_context(made)
             await together.run(group)
     finally:
@@ -697,7 +702,7 @@ class _Together:
         """Let the next members begin."""
         batch = self._admissible()
         items, tree = [self.items[index] for index in batch], self._run.tree
-        if tree.is_replaying:
+        if tree.standstill.is_replaying:
             # What was begun before goes on to the end of its record, while what is new waits for that of every run.
             record = tree.services.record
             known = [item for item in items if record is None or record.has_begun(item)]
@@ -705,12 +710,12 @@ class _Together:
                 items, batch = known, range(batch.start, batch.start + len(known))
             else:
                 self._beginning = items[:1]
-                await tree.hold_new(items[0], begins=True)
+                await tree.standstill.hold_new(items[0], begins=True)
         self._next += len(batch)
         self._free -= len(batch)
         self._beginning = items[:1]  # while a journal in a file takes its moment for them, others of them may wait
         # All intents of the window at once: a journal on a disk syncs once for them, and not once for each.
-        await tree.performer.begin(items)
+        await tree.performers.outermost.begin(items)
         # By kind, since children that wait for room must not keep a tool call waiting behind them, which has room of
         # its own.
         for index in batch:
@@ -755,7 +760,7 @@ class _Together:
         # race.
         left = [self.items[n] for n in race if self.outcomes[n] is None]
         if ends:
-            self._run.tree.brake.give_up(left)
+            self._run.tree.performers.brake.give_up(left)
         if left:
             return
         outcomes = [cast("Single", self.outcomes[n]) for n in race]

@@ -224,7 +224,7 @@ class StopOnFailure:
             # and says what it has spent.
             if not work.done() and type(item.effect) in RUNS:
                 # A run is not cut off: it ends, and so do those below it.
-                self._tree.end_run(child_path(item.path, item.effect.seq), LOST)
+                self._tree.runs.cancel(child_path(item.path, item.effect.seq), LOST)
                 await asyncio.wait((work,))
         finally:
             if not work.done():

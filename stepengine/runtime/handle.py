@@ -86,7 +86,7 @@ class RunHandle(Generic[Out]):
 
     def _begin(self, tree: RunTree, runner: ResultMaker) -> None:
         tree.hub.keep()
-        tree.is_held = True
+        tree.standstill.is_held = True
         self._tree = tree
         for _ in range(self._attending):
             tree.desk.attend()
@@ -263,14 +263,14 @@ class RunHandle(Generic[Out]):
             )
             raise StepEngineError(msg)
         if self._turns is None:
-            self._tree.inbox.append(UserMessage(text))
+            self._tree.inboxes.root.append(UserMessage(text))
         else:
             self._in_loop(self._take_input, text)
 
     @property
     def unread(self) -> tuple[str, ...]:
         """What was sent to the run and has not reached it yet; once it has ended, what never did."""
-        return tuple([message.text for message in self._tree.inbox])
+        return tuple([message.text for message in self._tree.inboxes.root])
 
     def send_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> None:
         """
@@ -361,7 +361,7 @@ class RunHandle(Generic[Out]):
         place = self._tree.deferred.place(tool_call_id, path)
         message = result_message(place, result)
         is_new = self._tree.mail.post(message)
-        self._in_loop(self._tree.steer, message)
+        self._in_loop(self._tree.mail.steer, message)
         return is_new
 
     async def fetch_mail(self) -> None:
@@ -375,7 +375,7 @@ class RunHandle(Generic[Out]):
     @property
     def finishing(self) -> tuple[str, ...]:
         """The calls under way that ``interrupt(grace=...)`` lets come to their end, such as ``"write_file (#3)"``."""
-        return tuple([_shown_call(item) for item in self._tree.finishing()])
+        return tuple([_shown_call(item) for item in self._tree.runs.lasting()])
 
     def answer(self, question_id: str, answer: AnswerLike) -> None:
         """
@@ -397,7 +397,7 @@ class RunHandle(Generic[Out]):
                 so that ``resume`` goes on behind them. Nothing else begins, model calls are cut at once, and
                 ``ToolContext.cancelled`` is set when the seconds are over. A second call ends everything at once.
         """
-        self._tree.interrupt(grace)
+        self._tree.runs.interrupt(grace)
 
     async def shutdown(self) -> None:
         """End the run and its children, and wait until nothing of them is left; may be called twice."""
@@ -440,7 +440,7 @@ class RunHandle(Generic[Out]):
 
     def _take_input(self, text: str) -> None:
         if not self._task.done():
-            self._tree.inbox.append(UserMessage(text))
+            self._tree.inboxes.root.append(UserMessage(text))
         elif not self.done:
             self._next_turn(text)
 
@@ -452,10 +452,10 @@ class RunHandle(Generic[Out]):
 
     def _turn_ended(self, _: asyncio.Task[RunResult]) -> None:
         self._end_if_idle()
-        late = [message.text for message in self._tree.inbox]
+        late = [message.text for message in self._tree.inboxes.root]
         if self.done or not late:
             return
-        self._tree.inbox.clear()
+        self._tree.inboxes.root.clear()
         try:
             self._next_turn("\n\n".join(late))
         except StepEngineError as error:

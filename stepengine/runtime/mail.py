@@ -14,6 +14,7 @@ from attrs import frozen
 from stepengine.data.codec import restored
 from stepengine.data.effects import AwaitMessage
 from stepengine.data.json import JsonValue, freeze, thaw
+from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Value
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.waiting import Received
@@ -107,6 +108,27 @@ class PostBox(Protocol):
         """
 
 
+class Inboxes:
+    """
+    What people said to the runs of one tree and these have not received yet.
+
+    Attributes:
+        root: For the root run.
+        by_path: For its children, by path.
+    """
+
+    __slots__ = ("by_path", "root")
+
+    def __init__(self) -> None:
+        self.root: list[UserMessage] = []
+        self.by_path: dict[str, list[UserMessage]] = {}
+
+    def add(self, path: str, *messages: UserMessage) -> None:
+        """Add what was said to the run at *path*."""
+        if messages:
+            (self.by_path.setdefault(path, []) if path else self.root).extend(messages)
+
+
 class Mail:
     """
     The messages of one run tree.
@@ -118,11 +140,12 @@ class Mail:
 
     Attributes:
         is_kept: Whether a box outlives this process.
+        steer: The same function; it does nothing once the tree has ended.
     """
 
     def __init__(self, box: PostBox | None, steer: Callable[[Message], object], warn: Callable[[str], object]) -> None:
         self._box = box
-        self._steer = steer
+        self.steer = steer
         self._warn = warn
         self.is_kept = box is not None
         self._waiting: dict[tuple[str, str], deque[Message]] = {}
@@ -147,7 +170,7 @@ class Mail:
 
     def _do(self, asked: Iterable[Message]) -> None:
         for message in asked:
-            self._steer(message)
+            self.steer(message)
 
     def _sort(self, messages: Iterable[Message]) -> bool:
         """Take in messages, and each only once; return whether any is new."""
@@ -268,7 +291,7 @@ class Mail:
         """Forget the tree, which has ended."""
         self._is_over = True
         self._look_no_more()
-        self._steer = self._warn = _nothing
+        self.steer = self._warn = _nothing
 
     def _look_no_more(self) -> None:
         polling, self._polling = self._polling, None

@@ -90,6 +90,7 @@ from stepengine.tooling.context import ToolContext
 if TYPE_CHECKING:
     from stepengine.data.questions import Interactor
     from stepengine.permissions import Request
+    from stepengine.runtime.prices import Prices
 
 __all__ = (
     "NOTHING",
@@ -116,17 +117,18 @@ class Innermost:
     Args:
         tree: The tree.
         retries: How failed model calls of the tree are tried again.
+        prices: Computes the cost of model calls.
     """
 
-    def __init__(self, tree: TreeWithBackground, retries: Retries) -> None:
+    def __init__(self, tree: TreeWithBackground, retries: Retries, prices: Prices) -> None:
         self._tree = tree
         self._services = tree.services
         self._retries = retries
-        self._elapsed = tree.elapsed
+        self._elapsed = tree.clock.elapsed
         self._by_kind = self._PERFORM
-        self._inbox, self._inboxes = tree.inbox, tree.inboxes
+        self._inbox, self._inboxes = tree.inboxes.root, tree.inboxes.by_path
         self._providers: dict[str, ModelProvider] = {}
-        self._prices = tree.prices
+        self._prices = prices
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """Nothing needs to be prepared to perform something."""
@@ -137,7 +139,7 @@ class Innermost:
         return self._by_kind[type(item.effect)](self, item, io)
 
     def _value(self, item: Item, value: object) -> Single:
-        late = self._tree.too_late(item.path) if self._tree.deadlines else None
+        late = self._tree.clock.too_late(item.path) if self._tree.clock.deadlines else None
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
             return _with_use(late, value)
@@ -148,7 +150,7 @@ class Innermost:
         return Value(value, elapsed(), inputs)
 
     def _failure(self, item: Item, error: StepEngineError) -> Single:
-        late = self._tree.too_late(item.path)
+        late = self._tree.clock.too_late(item.path)
         if late is not None:
             return late
         # A traceback holds every frame with all its variables: the SDK's request, whole conversations. The error lives
@@ -231,7 +233,9 @@ class Innermost:
             # Nothing used costs nothing, also where the model has no price: `None` would make the sum unknown for ever
             # (reliability:I4).
             cost = self._prices.for_usage(model, usage) if usage.total_tokens else Decimal(0)
-            self._tree.stopped_calls[item.path, item.effect.seq] = Begun(attrs.evolve(usage, at_least=True), cost)
+            self._tree.leftovers.stopped_calls[item.path, item.effect.seq] = Begun(
+                attrs.evolve(usage, at_least=True), cost
+            )
         raise raised
 
     def _refuse_oversize(self, request: ModelRequest) -> None:
@@ -397,7 +401,7 @@ class Innermost:
         # Synchronous functions go to a thread: one that blocks would hold up every run of the loop.
         if inspect.iscoroutinefunction(_innermost(fn)):
             return await body()
-        threads, leaked = self._services.tools.threads, self._tree.leaked
+        threads, leaked = self._services.tools.threads, self._tree.leftovers.leaked
         value, error = await threads.run(name, partial(_caught, body), leaked=leaked)
         if error is not None:
             raise error
@@ -436,9 +440,9 @@ class Innermost:
                 return self._failure(item, error)
             refused: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
             return self._value(item, refused)
-        self._tree.spawned_by[path] = effect.tool_call_id
+        self._tree.runs.spawned_by[path] = effect.tool_call_id
         if effect.is_background:
-            self._tree.start(item, plan, state)
+            self._tree.background.start(item, plan, state, self._tree.performers.recording)
             return self._value(item, ChildRef(state.run_id, plan.definition.id, path))
         finished = await io.drive(plan, state, path)
         child = finished.as_child(is_inline=effect.is_inline)
@@ -459,7 +463,7 @@ class Innermost:
             plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
             return self._failure(item, error)
-        self._tree.spawned_by[path] = effect.tool_call_id
+        self._tree.runs.spawned_by[path] = effect.tool_call_id
         finished = await io.drive(plan, state, path)
         body = finished.as_body()
         stop = self._stopped_with(finished, body=body)
@@ -481,7 +485,7 @@ class Innermost:
             # Of a recording whose times are made up only the date itself can be waited for.
             seconds = (effect.until - services.clock.now()).total_seconds()
         else:
-            seconds = self._tree.seconds_until(effect.wakes, effect.asked)
+            seconds = self._tree.clock.seconds_until(effect.wakes, effect.asked)
         if item.has_begun and services.wakes_now:
             seconds = 0.0
         if seconds > 0:
@@ -546,7 +550,7 @@ class Innermost:
         if effect.wakes is None:
             came = await self._tree.standstill.until(item, waits_of(item), coming)
             return None if came else Stop("suspended", self._elapsed())
-        seconds = self._tree.seconds_until(effect.wakes, effect.asked)
+        seconds = self._tree.clock.seconds_until(effect.wakes, effect.asked)
         if seconds <= 0 or (item.has_begun and self._services.wakes_now):
             return self._value(item, None)
         is_over = False
@@ -587,7 +591,7 @@ class Innermost:
         address = f"{item.path}#{effect.seq}"
         is_new = self._tree.mail.arrive(Message(f"tell:{address}", effect.child, effect.topic, effect.value))
         if is_new and not effect.topic:
-            self._tree.inboxes.setdefault(effect.child, []).append(UserMessage(str(effect.value)))
+            self._tree.inboxes.add(effect.child, UserMessage(str(effect.value)))
         return self._value(item, value=True)
 
     async def _end_runs(self, item: Item, _: IO) -> Single:
@@ -629,7 +633,7 @@ class Innermost:
             return Stop("suspended", self._elapsed(), questions=finished.pending, **end)
         stop = self._tree.root.stopping
         is_cut = self._tree.root.spares and finished.status is RunStatus.CANCELLED
-        if stop is not None and (is_cut or self._tree.reraise is not None):
+        if stop is not None and (is_cut or self._tree.leftovers.reraise is not None):
             # It was stopped, or what happened in it is in doubt, so it has not ended for whoever records.
             return Stop(stop.kind, self._elapsed(), stop.error, **end)
         return None
@@ -943,19 +947,19 @@ def _context(item: Item, effect: CallTool, tree: TreeWithBackground) -> ToolCont
         session_id=info.session_id,
         user_id=info.user_id,
         parent_session_id=info.session_id if item.path else None,
-        parent_tool_call_id=tree.spawned_by.get(item.path),
+        parent_tool_call_id=tree.runs.spawned_by.get(item.path),
         ancestor_run_ids=cast("Any", state.ancestor_run_ids),
         step_index=effect.step_index,
         metadata=info.metadata,
         workspace=setting.workspace,
         resources=setting.resources,
         logger=voice,
-        cancelled=tree.signal,
+        cancelled=tree.runs.signal,
         remaining_tokens=_remaining(item, effect, state, tree),
         emit=voice.emit,
         threads=setting.threads,
-        leaked=tree.leaked,
-        belongings=partial(tree.belongings, item.path),
+        leaked=tree.leftovers.leaked,
+        belongings=partial(tree.runs.belongings.get, item.path),
         sleep=tree.services.clock.sleep,
         keep_write=None if keep is None else partial(keep, item.path, effect.seq),
     )
@@ -985,7 +989,7 @@ class _Voice(LineLogger):
         event = attrs.evolve(event, path=self._item.path, seq=self._effect.seq)
         if isinstance(event, ToolLog):
             self._tree.hub.log(event, step=self._effect.step_index)
-        self._tree.emit_from_anywhere(event)
+        self._tree.loop.call(self._tree.emit, event)
 
     def line(self, level: str, message: str, data: dict[str, object]) -> None:
         """Show a line, and log it."""
@@ -998,4 +1002,4 @@ class _Voice(LineLogger):
             tool_call_id=self._effect.tool_call_id,
         )
         self._tree.hub.log(event, data or None, step=self._effect.step_index)
-        self._tree.emit_from_anywhere(event)
+        self._tree.loop.call(self._tree.emit, event)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +19,8 @@ from stepengine.data.effects import RUNS, AskPerson, AwaitMessage, AwaitRuns, Aw
 from stepengine.data.waiting import Waits
 from stepengine.errors import AgentError
 from stepengine.runtime.performer import Item, child_path
-from stepengine.runtime.tree_protocols import Run, Tree
+from stepengine.runtime.run_protocol import Run
+from stepengine.runtime.tree_protocols import Tree
 
 __all__ = ("RestingTree", "Standstill", "waits_of")
 
@@ -70,6 +71,8 @@ class Standstill:
         parked: The waits that stand here, by address.
         held: What waits until nothing is replayed any more, by address.
         waits: What the tree was suspended for, by address, once it was.
+        is_held: Whether somebody has a handle of the tree.
+        is_replaying: Whether nothing new may begin before every run of the tree has come to the end of its record.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -78,6 +81,7 @@ class Standstill:
         self.held: dict[tuple[str, int], asyncio.Future[None]] = {}
         self.waits: dict[tuple[str, int], tuple[Waits, ...]] = {}
         self._busy = ""
+        self.is_held = self.is_replaying = False
 
     async def until(self, item: Item, waits: tuple[Waits, ...], *begin: Callable[[], Awaitable[Any]]) -> bool:
         """
@@ -119,6 +123,16 @@ class Standstill:
         finally:
             self.held.pop(address, None)
 
+    async def hold_new(self, item: Item, *, begins: bool) -> None:
+        """
+        Hold an effect that is new before every run of the tree has come to the end of its record.
+
+        What *begins* is held when it was not begun before; what is performed, when it has no outcome.
+        """
+        record = self._tree.services.record
+        if record is not None and not (record.has_begun(item) if begins else record.has_outcome(item)):
+            await self.hold(item)
+
     def close(self) -> None:
         """Forget the tree, which has ended; what it waits for is kept."""
         del self._tree
@@ -136,20 +150,33 @@ class Standstill:
 
     def look(self) -> None:
         """Look whether the tree stands still now; whoever ends something calls this."""
-        tree = self._tree
         if not (self.parked or self.held) or not self._all_rest():
             return
         # What was held comes first: a tree that has just come to the end of its record is not asleep, it begins to
         # live.
         if self.held:
-            tree.is_replaying = False
+            self.is_replaying = False
             _end(self.held.values())
-        elif tree.may_suspend([one for parked in self.parked.values() for one in parked.waits]):
+        elif self._may_suspend([one for parked in self.parked.values() for one in parked.waits]):
             unreachable = self._unreachable()
             for one in unreachable:
                 one.over.set_exception(_no_sender(one.waits[0]))
             if not unreachable:
                 _end([parked.over for parked in self.parked.values()])
+
+    def _may_suspend(self, waits: Sequence[Waits]) -> bool:
+        """
+        Return whether a tree that stands still, and waits for these, is suspended.
+
+        Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
+        nobody could resume it, except for what nobody here could ever send.
+        """
+        tree = self._tree
+        # Somebody who is there may still say something, and a tree that lies down would have to be woken for it by
+        # hand.
+        if tree.desk.attends:
+            return False
+        return tree.services.resumable or not (self.is_held or any(one.wakes_at is not None for one in waits))
 
     def _unreachable(self) -> list[_ParkedWait]:
         """Return the waits for messages that no one can ever send; none in a tree that is kept or asks a person."""
@@ -168,7 +195,7 @@ class Standstill:
         # last time answers for nearly all of these questions.
         if not self._rests_at(self._busy):
             return False
-        for path in itertools.chain(reversed(tree.runs), tree.background.at_work()):
+        for path in itertools.chain(reversed(tree.runs.by_path), tree.background.at_work()):
             if not self._rests_at(path):
                 self._busy = path
                 return False
@@ -176,7 +203,7 @@ class Standstill:
 
     def _rests_at(self, path: str) -> bool:
         """Return whether the run at *path* is not at work; a background run that has not begun yet counts as at work."""
-        run = self._tree.runs.get(path)
+        run = self._tree.runs.by_path.get(path)
         if run is not None:
             return self._rests(run)
         return self._is_parked((path, -1)) or not self._tree.background.is_at_work(path)
@@ -194,13 +221,13 @@ class Standstill:
         held = self.held.get((item.path, item.effect.seq))
         if held is not None:
             return not held.done()  # one that was let go is at work, though it had no turn yet
-        if self._tree.brake.is_given_up(item):
+        if self._tree.performers.brake.is_given_up(item):
             return False
         # A member of a race whose run stands still is parked itself, and waits for the others of it. Whoever starts a child in the
         # background does not wait for it: it goes on as soon as that is recorded, which takes a journal in a file a moment.
         effect = item.effect
         is_start = isinstance(effect, Spawn) and effect.is_background
-        if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs:
+        if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs.by_path:
             return True
         return self._is_parked((item.path, effect.seq))
 

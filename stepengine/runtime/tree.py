@@ -1,67 +1,56 @@
 """
-What the runs of one tree share: performer, events, clock, ledgers, retries, and the way in which children are driven.
+What the runs of one tree share. A ``RunTree`` is made for one root run and forgotten with it.
 
-A ``RunTree`` is the ``IO`` of its performers. It is made for one root run and forgotten with it.
+It starts and ends runs, and is the ``IO`` of its performers. Everything else is the work of its parts, each behind a small interface:
+
+- ``runs`` and ``loop`` (``active_runs``): which runs are running, interrupts, what tools keep for runs; calls from other threads.
+- ``clock`` (``clock``): time, and the time limits of runs.
+- ``performers`` (``performer_stack``): performers, ledgers of what is spent, prices.
+- ``mail`` and ``inboxes`` (``mail``): messages; ``steering`` does what those ask that are for the tree itself.
+- ``desk`` (``asking``): questions. ``deferred`` (``performing``): calls that wait for their results from outside.
+- ``standstill``: what the runs wait for, and when the tree is suspended. ``background``: children in the background.
+- ``hub``: what is shown. ``leftovers``: what cancelled waits could not return.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import attrs
 
-from stepengine.data.ceilings import ceiling_of
 from stepengine.data.events import Event, PhaseChanged, RunFailed
-from stepengine.data.json import thaw
 from stepengine.data.messages import UserMessage
-from stepengine.data.outcomes import Begun, Failure, Single, Stop
-from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
+from stepengine.data.outcomes import Begun, Failure, Stop
+from stepengine.data.questions import AnswerLike, Question
+from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.data.waiting import Waits
-from stepengine.errors import AgentError, AnswerRejected, LimitExceeded, StepEngineError
+from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import is_callers
+from stepengine.runtime.active_runs import ActiveRuns, TreeLoop
 from stepengine.runtime.asking import OpenQuestions
 from stepengine.runtime.background import BackgroundChildren
+from stepengine.runtime.clock import TreeClock, stop_for_time
 from stepengine.runtime.deferred_calls import Deferred
 from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import StopOnFailure
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, Repeats, SpendingLedger, UsageMeter
-from stepengine.runtime.mail import Mail, Message, answer_in
-from stepengine.runtime.performer import Item, Performer
+from stepengine.runtime.leftovers import Leftovers
+from stepengine.runtime.mail import Inboxes, Mail, Message
+from stepengine.runtime.performer import Item
+from stepengine.runtime.performer_stack import PerformerStack
 from stepengine.runtime.performing import NOTHING, Innermost
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.retry import Retries
 from stepengine.runtime.services import Services
 from stepengine.runtime.standstill import Standstill, waits_of
+from stepengine.runtime.steering import steer
 from stepengine.runtime.watchdog import Watchdog
-from stepengine.tooling.context import Belongings
 
 __all__ = ("RunTree",)
-
-# A letter comes from somebody who does not hold the run and cannot press again, so what is under way gets a chance to
-# be no doubt later. Whoever holds the run says how long.
-GRACE_SECONDS = 5.0
-"""
-How long effects that cannot be repeated may take to end when a mailbox message cancels their run: a usual HTTP request
-ends in time.
-"""
-
-
-class _Wrapping(NamedTuple):
-    """What wraps the innermost performer, from the inside out; nobody asks for the gate."""
-
-    brake: StopOnFailure
-    recording: Performer
-    meter: UsageMeter
-    repeats: Repeats
-    outermost: Performer
 
 
 class RunTree:
@@ -77,65 +66,40 @@ class RunTree:
         earlier: Questions that the run which this one continues was suspended for, with their answers.
 
     Attributes:
+        services: What the engine lends.
         root: The root run.
-        innermost: What performs effects in the end.
-        orphans: How children ended whose parent could not wait for them any more, by path.
-        stopped_calls: What model calls had used that were stopped, by path and number, until their outcome says so.
-        leaked: Names of threads that could not be stopped.
-        spawned_by: The tool call that spawned the child at a path; ``""`` for a handler's.
-        signal: ``is_set()`` says whether the tree is being stopped.
-        reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
-            tree has ended.
-        inbox: Messages for the root run that were not delivered yet; *inboxes* has those of its children, by path.
-        standstill: What its runs wait for.
-        background: The children in the background.
-        mail: The messages that were sent to its runs.
-        suspended: The open questions of children in the background that were suspended, by id.
-        is_held: Whether somebody has a handle of it.
-        is_replaying: Whether nothing new may begin before every run of it has come to the end of its record.
+        runs: The runs that are running, and how they are interrupted.
+        loop: The event loop in which they run.
+        clock: Their time, and their time limits.
+        performers: What performs their effects, and what they may spend.
+        hub: What is shown of them; *emit* shows an event.
+        desk: Their questions.
+        mail: The messages that were sent to them.
+        inboxes: What people said to them and they have not received yet.
         deferred: The tool calls that wait for their results from outside.
-        prices: Computes what its model calls cost.
-        runs: Those that are under way, by path.
-        elsewhere: What says that a child must end, of those that another process drives, by path.
+        standstill: What they wait for.
+        background: The children in the background.
+        leftovers: What cancelled waits could not return.
     """
 
-    # Of a class of more than 30 attributes each object has a table of their names of its own: 1.3 KB of each run that waits.
+    # Thousands of trees may wait at a time; with slots none has a table of its attributes.
     __slots__ = (
         "__weakref__",
-        "_belongings",
-        "_created",
-        "_ledgers",
-        "_loop",
-        "_patience",
-        "_start",
-        "_thread",
-        "_wrapping",
         "background",
-        "deadlines",
+        "clock",
         "deferred",
         "desk",
-        "elsewhere",
         "emit",
         "hub",
-        "inbox",
         "inboxes",
-        "innermost",
-        "is_held",
-        "is_replaying",
-        "leaked",
+        "leftovers",
+        "loop",
         "mail",
-        "now_ms",
-        "orphans",
-        "prices",
-        "reraise",
+        "performers",
         "root",
         "runs",
         "services",
-        "signal",
-        "spawned_by",
         "standstill",
-        "stopped_calls",
-        "suspended",
     )
 
     def __init__(
@@ -154,33 +118,14 @@ class RunTree:
         self.desk = OpenQuestions(
             answers or {}, services.interactor, services.tools.threads, earlier, of_session=services.remembered
         )
-        self.leaked: list[str] = []
-        self.spawned_by: dict[str, str] = {}
-        self.inbox: list[UserMessage] = []
+        self.leftovers = Leftovers()
+        self.inboxes = Inboxes()
         self.deferred = Deferred()
-        self.runs: dict[str, RunTask] = {}
-        self.elsewhere: dict[str, asyncio.Future[Stop]] = {}
-        # The next three hold what a cancelled wait cannot return, until the outcome that tells of it is made. They are
-        # the tree's, since whoever makes that outcome may be another run of it than the one that was cancelled.
-        self.orphans: dict[str, Any] = {}
-        self.stopped_calls: dict[tuple[str, int], Begun] = {}
-        self.reraise: BaseException | None = None
         self.standstill = Standstill(self)
         self.background = BackgroundChildren(self)
-        self.inboxes: dict[str, list[UserMessage]] = {}
-        self.is_held = self.is_replaying = False
-        self.suspended: dict[str, Question] = {}
         self.root = RunTask(self, plan, state, plan.path)
-        self.signal = _Signal(self.root)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
-        self._patience: asyncio.TimerHandle | None = None
-        self._ledgers = Ledgers()
-        self.deadlines: dict[str, tuple[float, float]] = {}
-        self._belongings: dict[str, Belongings] = {}
-        # Put up when it is first needed. A run of its own that nothing wraps never needs it, and thousands of runs are
-        # begun at once.
-        self._wrapping: _Wrapping | None = None
+        self.loop = TreeLoop()
+        self.runs = ActiveRuns(self.root, self.loop, hub.warnings)
         self._lend(services, plan)
 
     def seat(
@@ -203,82 +148,18 @@ class RunTree:
         self.services = services
         self.hub.give_places()
         self.hub.run_id = plan.run_id
-        self._created: datetime = plan.created
-        self.now_ms = services.clock.now_ms
-        self._start = self.now_ms()
-        self.prices = Prices(services.pricing, self.now)
-        self.innermost = Innermost(self, Retries(services.retry, services.seed or plan.run_id))
-        self.mail = Mail(services.mail, self.steer, self.hub.warnings.append)
-        self.is_replaying = services.record is not None
-        self._wrapping = None
-        # A recorder has to know of the run before it starts.
-        if services.middlewares or services.outermost:
-            self._wrap()  # who records has to know of the run before it starts
-
-    @property
-    def performer(self) -> Performer:
-        """The outermost performer; what stands around the innermost is put up when it is first needed."""
-        return (self._wrapping or self._wrap()).outermost
-
-    def compare(self, item: Item, outcome: Single) -> None:
-        """Count a call that has ended, if it is like the one before."""
-        (self._wrapping or self._wrap()).repeats.compare(item, outcome, self)
-
-    @property
-    def brake(self) -> StopOnFailure:
-        """What stops the children of a group of which one has failed."""
-        return (self._wrapping or self._wrap()).brake
-
-    def _wrap(self) -> _Wrapping:
-        # From the inside out, and the order is not free. The gate stands inside of who records, so that its refusals
-        # are recorded like any other outcome and a replay needs no limits to find them again. The meter stands outside,
-        # so that it counts also what comes out of a record: a run that goes on has spent what it had spent. What traces
-        # stands outermost, and sees what the machine sees.
-        services, refusals = self.services, Refusals()
-        brake = StopOnFailure(self.innermost, refusals, self.elapsed, self)
-        performer: Performer = LimitGate(brake, refusals, self.elapsed)
-        for wrap in services.middlewares:
-            performer = wrap(performer)
-        recording = performer
-        performer = meter = UsageMeter(performer, refusals, self._ledgers, self.prices)
-        # Outside of the recorder, so that a run that goes on counts what was recorded, too: three equal calls are
-        # three, also when a crash stands between them.
-        performer = repeats = Repeats(performer, refusals)
-        for wrap in services.outermost:
-            performer = wrap(performer)
-        self._wrapping = _Wrapping(brake, recording, meter, repeats, performer)
-        return self._wrapping
-
-    def _direct(self, run: RunTask) -> Performer | None:
-        """
-        Return what all effects of a run but its children may go to: who records, or the innermost performer.
-
-        That is so where nothing traces, no budget is set, repeated calls are not counted, and the run is in no group of which
-        one failure ends all. Through all of them a bare step took 33.8 us instead of 29.8, one that is recorded in memory 56.5
-        instead of 53.7, side by side.
-        """
-        # Decided once for a run, when it starts: none of what is asked here changes while it runs.
-        services, wrapping = self.services, self._wrapping
-        if services.outermost or run.plan.limits.max_identical_calls is not None or self._ledgers.of(run.path).bounded:
-            return None
-        if wrapping is not None and wrapping.brake.reaches(run.path):
-            return None
-        if wrapping is None or not services.middlewares:
-            return self.innermost
-        # Nothing is refused and nothing stopped here, which is what stands between who records and the innermost.
-        around: Callable[[Performer], Performer] | None = getattr(wrapping.recording, "around", None)
-        return wrapping.recording if around is None or len(services.middlewares) > 1 else around(self.innermost)
-
-    def ledger(self, path: str) -> SpendingLedger:
-        """Return what the run at *path*, which is under way, has spent and reserved."""
-        return self._ledgers.of(path)
-
-    def allow_more(self, question: Question, answer: Answer) -> None:
-        """Take note of what people said to a limit that asked them; steps are counted by the run itself."""
-        self.desk.knows_more(question, answer)
-        ceiling = ceiling_of(question, answer)
-        if ceiling is not None:
-            self._ledgers.allow(ceiling)
+        self.clock = TreeClock(services.clock, plan.created, services.since)
+        self.mail = Mail(services.mail, partial(steer, self), self.hub.warnings.append)
+        self.standstill.is_replaying = services.record is not None
+        prices = Prices(services.pricing, self.clock.now)
+        self.performers = PerformerStack(
+            Innermost(self, Retries(services.retry, services.seed or plan.run_id), prices),
+            prices,
+            services.middlewares,
+            services.outermost,
+            make_brake=partial(StopOnFailure, now=self.clock.elapsed, tree=self),
+            elapsed=self.clock.elapsed,
+        )
 
     @property
     def watched(self) -> bool:
@@ -292,143 +173,28 @@ class RunTree:
         """Take note that a call only waits for its result; whoever records wraps this."""
         return NOTHING
 
-    def start(self, item: Item, plan: RunPlan, state: AgentState) -> None:
-        """Start a child in the background."""
-        wrapping = self._wrapping or self._wrap()
-        self.background.start(item, plan, state, wrapping.recording)
-
-    async def ends(
+    def ends(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
-    ) -> dict[str, Any] | None:
-        """
-        Return how children in the background ended, once they have; ``None`` where one was stopped with its tree.
-
-        With *cut*, which says that they will not end as recorded, it is also ``None`` once that is done, or the tree stands still.
-        """
-        background = self.background
-        if cut is not None and not await self._unless(cut, item, paths):
-            return None
-        if not await background.all_ended(paths):
-            return None
-        return background.results(paths)
-
-    async def _unless(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
-        """Wait until these have ended, and return that they have; not once *cut* is done, or the tree stands still."""
-        while not self.background.has_ended(paths):
-            # Shielded: this wait may be given up, and others wait for the same end.
-            came = await self.standstill.until(item, (), self.background.one_end, lambda: asyncio.shield(cut))
-            if cut.done() or not came:
-                return False
-        return True
+    ) -> Awaitable[dict[str, Any] | None]:
+        """Return how children in the background ended, once they have, as ``BackgroundChildren.ends`` says."""
+        return self.background.ends(item, paths, cut)
 
     def stands(self, item: Item) -> None:
         """Note that the tree is suspended for this wait."""
         self.standstill.waits[item.path, item.effect.seq] = waits_of(item)
-
-    async def hold_new(self, item: Item, *, begins: bool) -> None:
-        """
-        Hold an effect that is new before every run of the tree has come to the end of its record.
-
-        What *begins* is held when it was not begun before; what is performed, when it has no outcome.
-        """
-        record = self.services.record
-        if record is not None and not (record.has_begun(item) if begins else record.has_outcome(item)):
-            await self.standstill.hold(item)
-
-    def may_suspend(self, waits: Sequence[Waits]) -> bool:
-        """
-        Return whether a tree that stands still, and waits for these, is suspended.
-
-        Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
-        nobody could resume it, except for what nobody here could ever send.
-        """
-        # Somebody who is there may still say something, and a tree that lies down would have to be woken for it by
-        # hand.
-        if self.desk.attends:
-            return False
-        return self.services.resumable or not (self.is_held or any(one.wakes_at is not None for one in waits))
-
-    def stop_child(self, path: str, stop: Stop) -> None:
-        """End the child in the background at *path*, and all below it."""
-        self._stop_run(path, stop)
-        self.standstill.release(path)
-
-    def end_run(self, path: str, reason: str) -> None:
-        """End the run at *path*, and all below it."""
-        self._stop_run(path, Stop("cancelled", error=AgentError(reason)))
-
-    def _stop_run(self, path: str, stop: Stop) -> None:
-        # A child is driven here, or by another worker: who ends it need not know which. A future that is done already
-        # has said why.
-        run, ending = self.runs.get(path), self.elsewhere.get(path)
-        if run is not None:
-            run.stop(stop)
-        if ending is not None and not ending.done():
-            ending.set_result(stop)
 
     def post(self, message: Message) -> bool:
         """Send a message to a run of the tree, which is under way; return whether it is new. From any thread but the loop's."""
         # Kept first, told then: what the sender was told is kept must not be lost when this process ends in between.
         # The loop is told afterwards, and finds the message in the mailbox if this is too late.
         is_new = self.mail.post(message)
-        loop = self._loop
-        if is_new and loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self.mail.arrive, message)
+        if is_new:
+            self.loop.call_soon(self.mail.arrive, message)
         return is_new
-
-    def steer(self, message: Message) -> None:
-        """Do what somebody outside sent: answer a question, end a run, say something to one."""
-        said = str(message.value)
-        match message.kind:
-            case "input" if message.path:
-                self.inboxes.setdefault(message.path, []).append(UserMessage(said))
-            case "input":
-                self.inbox.append(UserMessage(said))
-            # A child in the background is ended by way of who keeps account of it: how it ended is told to its parent,
-            # and the reason with it.
-            case "cancel" if message.path:
-                known = self.background.is_at_work(message.path)
-                self.background.end((message.path,), said) if known else self.end_run(message.path, said)
-            case "cancel":
-                self.hub.warnings.append(f"the run was cancelled by a letter{f': {said}' if said else ''}")
-                self.interrupt(GRACE_SECONDS)
-            case "answer":
-                self._answer(message)
-            case "result":
-                self.deferred.settle((message.path, int(message.topic)), thaw(message.value))
-            case "message":
-                pass
-
-    def _answer(self, message: Message) -> None:
-        try:
-            self.desk.answer(message.topic, answer_in(message.value))
-        # Somebody was told that the answer arrived, so it cannot simply vanish: that it was left out, and why, stands
-        # in the record and in the run's warnings.
-        except AnswerRejected as error:
-            if self.desk.is_left(message.topic):
-                return  # it came in the moment in which the run lies down, and is there for whoever goes on
-            self.mail.refuse(message, error.message)
-            self.hub.warnings.append(f"an answer that was sent was left out: {error.message}")
-
-    def seconds_until(self, wakes: int, asked: int) -> float:
-        """Return how many seconds are left until *wakes*, which was asked for at *asked*, both on the run's own clock."""
-        # Over all processes that worked on the run, its clock goes on with the time of day: a sleep that began before a
-        # crash ends when it would have ended.
-        since = self.services.since
-        return (wakes - (asked if since is None else since + self.elapsed())) / 1_000
 
     def begun(self, item: Item) -> Begun | None:
         """Return what a model call had used that was stopped."""
-        return self.stopped_calls.get((item.path, item.effect.seq))
-
-    def elapsed(self) -> int:
-        """Return milliseconds since the root run was created."""
-        now_ms = self.now_ms
-        return now_ms() - self._start
-
-    def now(self) -> datetime:
-        """Return the run's time (UTC)."""
-        return self._created + timedelta(milliseconds=self.elapsed())
+        return self.leftovers.stopped_calls.get((item.path, item.effect.seq))
 
     async def wait_for(self, coming: Callable[[], Awaitable[object]]) -> bool:
         """
@@ -440,7 +206,7 @@ class RunTree:
         # The driver's own time limit begins with the run; who waits for a turn in a session must be stopped by it, too.
         timer = None
         if seconds is not None:
-            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, _too_late(seconds))
+            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, stop_for_time(seconds))
         root.enter()
         # There is no effect to name, but a stop has to find something that it can cancel.
         root.busy = True
@@ -458,106 +224,34 @@ class RunTree:
 
     async def run(self) -> Finished:
         """Run the root in the current task; what cancelled it is left in ``root.cancelled`` and ``reraise``."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        self.loop.enter()
         watchdog = Watchdog.of_running_loop()
         watchdog.enter(self)
         # An observer may raise what is the caller's (a failing test): the run ends because of it, and does not go on to
         # the next step.
         self.hub.on_crash = self.root.crashed
-        self.runs[self.root.path] = self.root
+        self.runs.by_path[self.root.path] = self.root
         self.mail.begin()
         try:
             finished = await self._run(self.root)
-            return _broken_off(finished, self.reraise)
+            return _broken_off(finished, self.leftovers.reraise)
         finally:
             watchdog.leave(self)
             self._let_go()
 
-    def interrupt(self, grace: float) -> None:
-        """
-        End all runs: what is under way and cannot happen again has *grace* seconds to come to its end; from any thread.
-
-        Nothing else begins, and what may simply happen again is cut at once. Called again, or with any other reason to
-        stop, everything is.
-        """
-        root, loop = self.root, self._loop
-        # A second call is somebody who has lost patience. The first one set `stopping` already.
-        if grace <= 0 or root.stopping is not None or loop is None or loop.is_closed():
-            root.stop(Stop("cancelled"))
-            return
-        root.spares = True
-        root.stopping = Stop("cancelled")
-        loop.call_soon_threadsafe(self._spare, root.stopping, grace)
-
-    def _spare(self, stop: Stop, grace: float) -> None:
-        if not self.root.spares:
-            return
-        # Nothing under way would be in doubt, so there is nothing to be patient for.
-        if not self.finishing():
-            self.root.stop(stop)
-            return
-        assert self._loop is not None  # noqa: S101 - it is called in that loop
-        self._patience = self._loop.call_later(grace, self.root.stop, stop)
-        for run in list(self.runs.values()):
-            run.spare(stop)
-
-    def finishing(self) -> list[Item]:
-        """Return what is under way, and would be in doubt if it were cut."""
-        return [item for run in list(self.runs.values()) for item in run.lasting()]
-
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
-        # The timer would hold the whole tree for the seconds that it has left.
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        # Each run refers to its tree and the tree to its runs. Left alone, thousands of finished trees wait for the
-        # collector of cycles, which then stops the process for as long as all of them take.
-        self.runs.clear()
+        self.runs.close()
         self.mail.close()
         self.standstill.close()
         self.background.close()
-        self._wrapping = None
-        del self.innermost, self.prices
+        del self.performers
         self.hub.on_crash = self.hub.history = None
         self.root.release()
 
-    def belongings(self, path: str) -> Belongings:
-        """Return what tools keep for the run at *path* until it ends."""
-        return self._belongings.setdefault(path, Belongings())
-
-    async def _end_belongings(self, run: RunTask) -> None:
-        """End what tools kept for a run, to the end however often this task is cancelled; the result mentions it."""
-        kept = self._belongings.pop(run.path)
-        # A task of its own, waited for to its end: what is closed are processes and temporary folders, which a
-        # cancellation in the middle would leave behind (reliability:R10).
-        work = asyncio.create_task(kept.aclose())
-        while not work.done():
-            try:
-                await asyncio.wait((work,))
-            except asyncio.CancelledError:
-                run.notice_cancel()
-        try:
-            self.hub.warnings += work.result()
-        except BaseException as error:
-            if not is_callers(error):
-                raise
-            run.crashed(error)
-
-    def emit_from_anywhere(self, event: Event) -> None:
-        """Show an event of a tool, which may run in a thread of its own; the order of one caller's events is kept."""
-        # At once where that is possible: sent by way of the loop, an event of a tool would come behind the end of its
-        # own call.
-        if threading.get_ident() == self._thread:
-            self.emit(event)
-        # A tool in a thread may outlive its run by a moment; what it says then is for nobody.
-        elif self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.emit, event)
-
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Run a child in a task of its own; a cancelled wait stops the child, waits for it, then goes on."""
-        run = self.runs[path] = RunTask(self, plan, state, path)
+        run = self.runs.by_path[path] = RunTask(self, plan, state, path)
         if self.root.spares:
             run.stopping = self.root.stopping
         elif self.background.children:
@@ -578,24 +272,24 @@ class RunTree:
             finished = task.result()
             # The wait ends with an exception and can return nothing. What the child came to is put aside, and `halt` of
             # the parent's driver hands it on: its spending counts, and its questions are its parent's.
-            self.orphans[path] = finished.as_child() if plan.body is None else finished.as_body()
+            self.leftovers.orphans[path] = finished.as_child() if plan.body is None else finished.as_body()
             raise
 
     async def _run(self, run: RunTask) -> Finished:
         plan = run.plan
-        # Before the machine is made: its first effect reserves in it.
-        self._ledgers.open(run.path, plan)
-        run.direct = self._direct(run)
+        # Before the machine is made: its first effect reserves in the ledger.
+        run.direct = self.performers.open(run.path, plan)
         self.hub.seat(run.path, run.state.run_id, plan.definition.id)
         run.enter()
         if self.mail.is_kept:
-            self._hear(run.path)
+            # What was said to a resumed run before and did not reach it.
+            self.inboxes.add(run.path, *map(UserMessage, self.mail.unheard(run.path)))
         seconds = plan.limits.max_seconds
-        timer = None if seconds is None else self._start_timer(run, seconds)
+        timer = None if seconds is None else self.clock.start_timer(run.path, seconds, run.stop)
         try:
             finished = await drive(self.services.machine(plan, run.state), run)
             has_background = run.path in self.background.of
-            return await self._without_background(run, finished) if has_background else finished
+            return await self.background.settle(run, finished) if has_background else finished
         # The loop is closing and takes the tasks with it: nobody is left to be told of an end.
         except (asyncio.CancelledError, GeneratorExit):
             raise
@@ -612,118 +306,24 @@ class RunTree:
         finally:
             if timer is not None:
                 timer.cancel()
-            if run.path in self._belongings:
-                await self._end_belongings(run)
+            if run.path in self.runs.belongings.by_path:
+                await self.runs.belongings.end(run)
             run.leave()
             self._forget(run.path)
 
-    async def _without_background(self, run: RunTask, finished: Finished) -> Finished:
-        """
-        Return how a run ended once nothing that it started in the background is at work; what that spent is its own, too.
-
-        Its children are stopped where it was. Where it came to the end of what is recorded of it, each of them does so by itself,
-        after all that is recorded of that one.
-        """
-        # Said to the standstill: this run is at its end and only waits for its children, so it does not count as one
-        # that is at work, or a tree whose children all wait could never lie down.
-        run.is_ending = True
-        run.busy = True
-        stop = None if self.root.spares or run.stopping is None else _stop_below(run)
-        work = asyncio.create_task(self.background.end_with(run.path, stop))
-        self.standstill.look()
-        while not work.done():
-            try:
-                await asyncio.wait((work,))
-            except asyncio.CancelledError:
-                run.interrupted()
-                self.background.stop_all(run.path, _stop_below(run))
-        run.busy = None
-        left = work.result()
-        self.background.forget(run.path)
-        if not left:
-            return finished
-        if finished.status is not RunStatus.SUSPENDED:
-            left = [no_longer_waiting(child) for child in left]
-        spending = finished.spending
-        for child in left:
-            spending += child.spending
-            self.suspended.update({question.id: question for question in child.questions})
-        return attrs.evolve(finished, spending=spending, children=(*finished.children, *left))
-
-    def _start_timer(self, run: RunTask, seconds: float) -> asyncio.TimerHandle:
-        """Let a run end once its time is over; return what ends it."""
-        # On the loop's clock, which goes on evenly: a wall clock that is set back would give a run more time than it
-        # has (reliability:MP32).
-        loop = asyncio.get_running_loop()
-        self.deadlines[run.path] = (loop.time() + seconds, seconds)
-        return loop.call_later(max(0.0, seconds), run.stop, _too_late(seconds))
-
-    def _hear(self, path: str) -> None:
-        """Give a resumed run what was said to it before and did not reach it."""
-        unheard = [UserMessage(text) for text in self.mail.unheard(path)]
-        if unheard:
-            (self.inboxes.setdefault(path, []) if path else self.inbox).extend(unheard)
-
-    def too_late(self, path: str) -> Stop | None:
-        """
-        Return why the run at *path* must end because its time is over, or that of a run around it.
-
-        Timers say so, too, but not while synchronous code keeps the loop from turning, such as a scripted model's.
-        """
-        # The limit that is passed names the run that it was set for; those below it are cut with it, and their stop
-        # says only that.
-        own = True
-        while self.deadlines and self._loop is not None:
-            deadline = self.deadlines.get(path)
-            if deadline is not None and self._loop.time() >= deadline[0]:
-                return _too_late(deadline[1], self.elapsed()) if own else Stop("cancelled", self.elapsed())
-            if not path:
-                break
-            path, own = path.rpartition(".")[0], False
-        return None
-
     def _forget(self, path: str) -> None:
         """Forget a run that has ended, so that ten thousand children leave no more behind than one."""
-        self.runs.pop(path, None)
-        self.deadlines.pop(path, None)
-        self.inboxes.pop(path, None)
+        self.runs.by_path.pop(path, None)
+        self.clock.deadlines.pop(path, None)
+        self.inboxes.by_path.pop(path, None)
         if self.standstill.parked or self.standstill.held:
             self.standstill.look()
-        # Addresses are few at any time: only calls that were stopped and not told of yet.
-        for address in [address for address in self.stopped_calls if address[0] == path]:
-            del self.stopped_calls[address]
-        if self._wrapping is not None:
-            self._wrapping.meter.forget(path)
-            self._wrapping.repeats.forget(path)
+        if self.leftovers.stopped_calls:
+            self.leftovers.forget(path)
+        self.performers.forget(path)
         if path:
             self.hub.unseat(path)
-            self.spawned_by.pop(path, None)
-            self._ledgers.close(path)
-
-
-class _Signal:
-    """Says whether a run is being stopped; what ``ToolContext.cancelled`` asks."""
-
-    __slots__ = ("_root",)
-
-    def __init__(self, root: RunTask) -> None:
-        self._root = root
-
-    def is_set(self) -> bool:
-        """Return whether what is under way has to end."""
-        # Not while it is spared: a tool that looks at this ends by itself, and what it does is to be finished.
-        return self._root.stopping is not None and not self._root.spares
-
-
-def _too_late(seconds: float, at: int = 0) -> Stop:
-    msg = f"the run took longer than max_seconds={seconds:g}"
-    return Stop("limit", at, LimitExceeded(msg, kind="seconds", limit=seconds))
-
-
-def _stop_below(run: RunTask) -> Stop:
-    """Return why what a stopped run has in the background ends: of a body no reason is recorded that a replay could tell them."""
-    stop = run.stopping or Stop("cancelled")
-    return Stop("cancelled") if run.plan.body is not None and stop.kind in {"cancelled", "limit"} else stop
+            self.runs.spawned_by.pop(path, None)
 
 
 def _broken_off(finished: Finished, error: BaseException | None) -> Finished:

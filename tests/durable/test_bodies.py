@@ -671,7 +671,7 @@ async def test_what_is_said_while_a_body_or_a_child_is_under_way_stands_in_the_j
             await worker.operator.say(run, word)
 
             async def is_there():
-                return any(each.tree is not None and each.tree.inbox for each in worker._process.runs)
+                return any(each.tree is not None and each.tree.inboxes.root for each in worker._process.runs)
 
             await until(is_there)
             result = await worker.resume(run, answers={result.pending_questions[0].id: "yes"})

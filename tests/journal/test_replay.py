@@ -146,7 +146,7 @@ def test_messages_that_were_sent_to_the_run_are_replayed_where_they_arrived(rig)
     runs = []
 
     def send(n):
-        runs[0].tree.inbox.append(UserMessage(f"sent {n}"))
+        runs[0].tree.inboxes.root.append(UserMessage(f"sent {n}"))
         return n
 
     def handle_steps(ctx):

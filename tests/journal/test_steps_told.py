@@ -131,7 +131,7 @@ def cut_off(rig, stream, index, how):
             if how == "cancel":
                 task.cancel()
             elif how == "interrupt":
-                live.tree.interrupt(0)
+                live.tree.runs.interrupt(0)
             else:
                 pytest.fail("enough")
 

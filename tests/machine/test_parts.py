@@ -20,7 +20,7 @@ from stepengine.machine.history import RunHistory
 from stepengine.machine.progress import Progress
 from stepengine.machine.signals import Stopped
 from stepengine.machine.spent import Spent
-from stepengine.machine.state import BodyProgress, RunQuestions, SharedData
+from stepengine.machine.state import RunQuestions, SharedData
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 EMPTY = AgentState().message_history
@@ -104,14 +104,6 @@ def test_none_deletes_a_member_of_the_context():
     shared = SharedData(AgentState(context={"a": 1, "b": 2}).context, {})
     shared.merge({"a": None, "c": [3]})
     assert shared.context == {"b": 2, "c": [3]}
-
-
-def test_the_place_of_a_body_is_that_of_its_last_computation():
-    body = BodyProgress()
-    body.add_computed({"line": 7}, "program")
-    assert body.place == ("program", 7)
-    body.add_computed(None)
-    assert (body.place, body.computed) == (None, [{"line": 7}, None])
 
 
 def test_a_run_has_a_registry_of_children_once_it_may_start_some():

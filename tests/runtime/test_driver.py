@@ -451,7 +451,7 @@ async def test_a_keyboard_interrupt_out_of_an_effect_ends_the_run_and_is_kept_fo
 
     assert {"cancelled"} == {o.kind for o in seen}
     assert RunStatus.CANCELLED is finished.status
-    assert isinstance(tree.reraise, kind)
+    assert isinstance(tree.leftovers.reraise, kind)
 
 
 async def test_outcomes_carry_the_time_since_the_run_was_created(world):

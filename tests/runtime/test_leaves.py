@@ -119,7 +119,7 @@ async def test_a_sync_function_that_cannot_be_stopped_is_left_and_named(world):
     await task
     gate.set()
 
-    assert 1 == len(tree.leaked)
+    assert 1 == len(tree.leftovers.leaked)
 
 
 # --- ask ------------------------------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ async def test_a_keyboard_interrupt_in_a_child_ends_the_whole_tree(world):
     finished = await tree.run()
 
     assert RunStatus.CANCELLED is finished.status
-    assert isinstance(tree.reraise, KeyboardInterrupt)
+    assert isinstance(tree.leftovers.reraise, KeyboardInterrupt)
 
 
 async def test_children_nest_deeper_than_the_stack_of_one_task_could(world):

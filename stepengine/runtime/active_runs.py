@@ -1,0 +1,183 @@
+"""The runs of one tree that are running: where each of them is driven, how they are interrupted, and what tools keep for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from stepengine.data.outcomes import Stop
+from stepengine.errors import AgentError
+from stepengine.machine.signals import is_callers
+from stepengine.runtime.performer import Item
+from stepengine.runtime.run_protocol import Run
+from stepengine.tooling.context import Belongings
+
+__all__ = ("ActiveRuns", "RunBelongings", "TreeLoop")
+
+
+class TreeLoop:
+    """The event loop in which a tree runs, for callers in any thread."""
+
+    __slots__ = ("_loop", "_thread")
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+
+    def enter(self) -> None:
+        """Take the running loop for that of the tree."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the tree has a loop that takes calls."""
+        return self._loop is not None and not self._loop.is_closed()
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Call *function* in the loop, if that is open; from any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Call *function* at once in the thread of the loop, else in the loop; the order of one caller's calls is kept."""
+        # At once where that is possible: sent by way of the loop, an event of a tool would come behind the end of its
+        # own call. A tool in a thread may outlive its run by a moment; what it says then is for nobody.
+        if threading.get_ident() == self._thread:
+            function(*args)
+        else:
+            self.call_soon(function, *args)
+
+
+class ActiveRuns:
+    """
+    The runs of one tree that are running.
+
+    Attributes:
+        by_path: Those that this process drives.
+        elsewhere: What says that a child must end, of those that another process drives, by path.
+        spawned_by: The tool call that spawned the child at a path; ``""`` for a handler's.
+        belongings: What tools keep for each run.
+        signal: ``is_set()`` says whether the tree is being stopped.
+    """
+
+    __slots__ = ("_loop", "_patience", "_root", "belongings", "by_path", "elsewhere", "signal", "spawned_by")
+
+    def __init__(self, root: Run, loop: TreeLoop, warnings: list[str]) -> None:
+        """Start without any; what goes wrong with their belongings is added to *warnings*."""
+        self._root = root
+        self._loop = loop
+        self._patience: asyncio.TimerHandle | None = None
+        self.by_path: dict[str, Run] = {}
+        self.elsewhere: dict[str, asyncio.Future[Stop]] = {}
+        self.spawned_by: dict[str, str] = {}
+        self.belongings = RunBelongings(warnings)
+        self.signal = _Signal(root)
+
+    def stop(self, path: str, stop: Stop) -> None:
+        """End the run at *path*, and all below it, wherever it is driven."""
+        # A child is driven here, or by another worker: who ends it need not know which. A future that is done already
+        # has said why.
+        run, ending = self.by_path.get(path), self.elsewhere.get(path)
+        if run is not None:
+            run.stop(stop)
+        if ending is not None and not ending.done():
+            ending.set_result(stop)
+
+    def cancel(self, path: str, reason: str) -> None:
+        """Cancel the run at *path*, and all below it."""
+        self.stop(path, Stop("cancelled", error=AgentError(reason)))
+
+    def interrupt(self, grace: float) -> None:
+        """
+        End all runs: what is under way and cannot happen again has *grace* seconds to come to its end; from any thread.
+
+        Nothing else begins, and what may simply happen again is cut at once. Called again, or with any other reason to
+        stop, everything is.
+        """
+        root = self._root
+        # A second call is somebody who has lost patience. The first one set `stopping` already.
+        if grace <= 0 or root.stopping is not None or not self._loop.is_open:
+            root.stop(Stop("cancelled"))
+            return
+        root.spares = True
+        root.stopping = Stop("cancelled")
+        self._loop.call_soon(self._spare, root.stopping, grace)
+
+    def _spare(self, stop: Stop, grace: float) -> None:
+        if not self._root.spares:
+            return
+        # Nothing under way would be in doubt, so there is nothing to be patient for.
+        if not self.lasting():
+            self._root.stop(stop)
+            return
+        self._patience = asyncio.get_running_loop().call_later(grace, self._root.stop, stop)
+        for run in list(self.by_path.values()):
+            run.spare(stop)
+
+    def lasting(self) -> list[Item]:
+        """Return what is under way, and would be in doubt if it were cut."""
+        return [item for run in list(self.by_path.values()) for item in run.lasting()]
+
+    def close(self) -> None:
+        """Forget all runs, since the tree has ended."""
+        # The timer would hold the whole tree for the seconds that it has left.
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        # Each run refers to its tree and the tree to its runs. Left alone, thousands of finished trees wait for the
+        # collector of cycles, which then stops the process for as long as all of them take.
+        self.by_path.clear()
+
+
+class RunBelongings:
+    """
+    What tools keep for the runs of one tree until these end.
+
+    Attributes:
+        by_path: What they keep, by the path of the run.
+    """
+
+    __slots__ = ("_warnings", "by_path")
+
+    def __init__(self, warnings: list[str]) -> None:
+        self.by_path: dict[str, Belongings] = {}
+        self._warnings = warnings
+
+    def get(self, path: str) -> Belongings:
+        """Return what tools keep for the run at *path*."""
+        return self.by_path.setdefault(path, Belongings())
+
+    async def end(self, run: Run) -> None:
+        """End what tools kept for a run, to the end however often this task is cancelled; the result mentions it."""
+        kept = self.by_path.pop(run.path)
+        # A task of its own, waited for to its end: what is closed are processes and temporary folders, which a
+        # cancellation in the middle would leave behind (reliability:R10).
+        work = asyncio.create_task(kept.aclose())
+        while not work.done():
+            try:
+                await asyncio.wait((work,))
+            except asyncio.CancelledError:
+                run.notice_cancel()
+        try:
+            self._warnings += work.result()
+        except BaseException as error:
+            if not is_callers(error):
+                raise
+            run.crashed(error)
+
+
+class _Signal:
+    """Says whether a run is being stopped; what ``ToolContext.cancelled`` asks."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self, root: Run) -> None:
+        self._root = root
+
+    def is_set(self) -> bool:
+        """Return whether what is under way has to end."""
+        # Not while it is spared: a tool that looks at this ends by itself, and what it does is to be finished.
+        return self._root.stopping is not None and not self._root.spares

@@ -1,0 +1,38 @@
+"""What cancelled waits of a run tree leave for later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepengine.data.outcomes import Begun
+
+__all__ = ("Leftovers",)
+
+
+class Leftovers:
+    """
+    What a cancelled wait cannot return, until the outcome that tells of it is made.
+
+    It is the tree's, since whoever makes that outcome may be another run of it than the one that was cancelled.
+
+    Attributes:
+        orphans: How children ended whose parent could not wait for them any more, by path.
+        stopped_calls: What model calls had used that were stopped, by path and number, until their outcome says so.
+        leaked: Names of threads that could not be stopped.
+        reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
+            tree has ended.
+    """
+
+    __slots__ = ("leaked", "orphans", "reraise", "stopped_calls")
+
+    def __init__(self) -> None:
+        self.orphans: dict[str, Any] = {}
+        self.stopped_calls: dict[tuple[str, int], Begun] = {}
+        self.leaked: list[str] = []
+        self.reraise: BaseException | None = None
+
+    def forget(self, path: str) -> None:
+        """Forget the stopped calls of a run that has ended."""
+        # Addresses are few at any time: only calls that were stopped and not told of yet.
+        for address in [address for address in self.stopped_calls if address[0] == path]:
+            del self.stopped_calls[address]

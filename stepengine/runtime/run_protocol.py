@@ -1,0 +1,63 @@
+"""The protocol of a run: the members that the parts of its tree use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from stepengine.data.outcomes import Stop
+from stepengine.machine.plan import RunPlan
+from stepengine.runtime.performer import Item
+
+__all__ = ("Members", "Run")
+
+
+class Members(Protocol):
+    """The effects that a run performs together."""
+
+    def all_wait(self, is_waiting: Callable[[Item], bool]) -> bool:
+        """Return whether each of them waits."""
+
+
+class Run(Protocol):
+    """One run of a tree; ``RunTask`` is the implementation."""
+
+    plan: RunPlan
+    path: str
+    stopping: Stop | None
+    spares: bool
+    is_ending: bool
+
+    @property
+    def busy(self) -> Item | Members | Literal[True] | None:
+        """The effects that it performs now."""
+
+    def broken(self, error: BaseException) -> Stop:
+        """End the run because a performer let an exception out."""
+
+    def crashed(self, error: BaseException) -> Stop:
+        """End the run because of an error that is the caller's."""
+
+    def halt(self) -> Stop:
+        """Return the outcome of an effect that was not performed."""
+
+    def stop(self, stop: Stop) -> None:
+        """End the run at once."""
+
+    def spare(self, stop: Stop) -> None:
+        """Let nothing more start, and cut what may happen again."""
+
+    def lasting(self) -> list[Item]:
+        """Return the running effects that cannot happen again."""
+
+    def interrupted(self) -> Stop:
+        """Account for a cancellation of its task, and return the outcome in its place."""
+
+    def notice_cancel(self) -> None:
+        """Record a cancellation from outside."""
+
+    def start_waiting(self) -> None:
+        """Record that the run is at its end, and waits for its children."""
+
+    def end_waiting(self) -> None:
+        """Record that its children have ended."""
