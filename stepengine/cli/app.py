@@ -18,7 +18,7 @@ import typer.core
 import typer.main
 
 from stepengine.cli.exits import EXIT_CODES, Exit, explain_errors, leave
-from stepengine.cli.listing import FIRST, LISTED, OVERVIEW, UNDER, ListedCommand, version
+from stepengine.cli.listing import FIRST, LISTED, OVERVIEW, UNDER, ListedCommand
 
 __all__ = ("app",)
 
@@ -84,9 +84,15 @@ def _leaving(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
 
 
 def _print_version(is_asked: bool) -> None:
-    if is_asked:
-        version()
-        raise typer.Exit
+    if not is_asked:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        print(f"stepengine {version('stepengine')}")
+    except PackageNotFoundError:
+        print("stepengine (not installed: run from its source folder)")
+    raise typer.Exit
 
 
 def _first(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from stepengine.cli import loading
 from stepengine.cli.exits import Exit
 
-__all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "ListedCommand", "version")
+__all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "ListedCommand")
 
 OVERVIEW = r"""
 Run programmatic LLM agents: Python generators decide, the engine performs.
@@ -131,7 +131,6 @@ GROUPS = {
         "policy": ListedCommand("commands.policy:policy", "Check a policy, and try it on recorded runs."),
         "trust": ListedCommand("trusting:trust", "Let commands run the agent files of a folder."),
         "config": ListedCommand("commands.config:config", "Show every setting, its value and where it came from."),
-        "version": ListedCommand("listing:version", "Print the version."),
     },
     "Deploy": {
         "worker": ListedCommand("commands.worker:worker", "Run durable runs from a database until told to stop."),
@@ -203,15 +202,3 @@ LISTED = {
     ]
 }
 """What the list shows, by name and in its order: the group, and the command or what a first word stands for."""
-
-
-def version() -> Exit:
-    """Print the version."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        print(f"stepengine {installed('stepengine')}")
-    except PackageNotFoundError:
-        print("stepengine (not installed: run from its source folder)")
-    return Exit.COMPLETED

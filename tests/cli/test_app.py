@@ -189,7 +189,7 @@ there = functools.cache(load_agent)
 
 @pytest.mark.parametrize("name", HELPS)
 def test_options_and_agents_of_examples_exist(name: str) -> None:
-    assert examples(name) or name in ("version", "acp"), name
+    assert examples(name) or name == "acp", name
     for words, typed in examples(name):
         options = {option for each in parsed()[words].params for option in each.opts}
         first = next((n for n, word in enumerate(typed) if word.startswith("-")), len(typed))
@@ -268,9 +268,10 @@ def test_wrong_usage_is_said_on_stderr(arguments: list[str]) -> None:
     assert "Error" in result.stderr
 
 
-def test_version_prints_the_version() -> None:
-    assert command("version").stdout.startswith("stepengine ")
-    assert command("version").stdout == command("--version").stdout == command("--version", "run").stdout
+def test_the_version_is_an_option_and_no_command() -> None:
+    assert command("--version").stdout.startswith("stepengine ")
+    assert command("--version").stdout == command("--version", "run").stdout
+    assert 2 == command("version").exit_code
 
 
 def test_the_package_itself_can_be_run() -> None:
@@ -644,7 +645,7 @@ def test_a_mistake_at_the_top_of_an_agent_file_names_its_line(mistake: str) -> N
 
 SHELL = 'cd "$1" && shift && exec "$0" -m stepengine.cli "$@" '
 REFUSING = {
-    "the output has no room": (["version"], ">/dev/full", 1, "No space left on device"),
+    "the output has no room": (["--version"], ">/dev/full", 1, "No space left on device"),
     "a result has no room": (["run", "./mine.py", "--json", "-q"], ">/dev/full", 1, "No space left on device"),
     "stderr is closed": pytest.param(["run", "./mine.py"], "2>&-", 0, "", marks=pytest.mark.deep),
     "stderr has no room": pytest.param(["run", "./mine.py"], "2>/dev/full", 0, "", marks=pytest.mark.deep),
