@@ -237,7 +237,7 @@ def main(wheel: str, constraints: str | None = None) -> None:
         me.types(
             "debug the new run", f"stepengine debug {JOURNAL}", keys="next\nprint sizes\nquit\n", shows=("src/shop.py",)
         )
-        me.types("view it", f"stepengine view {JOURNAL} -o run.html", shows=("run.html",))
+        me.types("view it", f"stepengine show {JOURNAL} --html -o run.html", shows=("run.html",))
         if "<title>longest" not in (me.folder / "run.html").read_text(encoding="utf-8"):
             give_up("view it", "run.html is no page of this run", "")
     print(f"the newcomer has arrived after {time.monotonic() - began:.0f} s")

@@ -31,7 +31,7 @@ Every run is recorded. Look at it, go on with it, repeat it:
   stepengine chat
   stepengine runs
   stepengine show --last
-  stepengine view --last --open
+  stepengine show --last --html --open
   stepengine resume --last --answer q3=yes
   stepengine replay --last
 """
@@ -85,9 +85,8 @@ GROUPS = {
         "run": ListedCommand("commands.run:run", "Run an agent, and print its output."),
         "chat": ListedCommand("commands.chat:chat", "Talk with an agent: watch it work, decide what it may do."),
         "runs": ListedCommand("commands.runs:runs", "List the recorded runs of this folder."),
-        "show": ListedCommand("commands.show:show", "Show a run step by step."),
+        "show": ListedCommand("commands.show:show", "Show a run step by step, here or as a page for a browser."),
         "studio": ListedCommand("commands.studio:studio", "Open a page where runs are started, watched and answered."),
-        "view": ListedCommand("commands.view:view", "Write a run as one page for a browser."),
         "resume": ListedCommand("commands.resume:resume", "Go on with a run: answer it, or pick it up after a crash."),
         "replay": ListedCommand("commands.replay:replay", "Repeat a run from its record, without model and network."),
         "debug": ListedCommand("commands.debug:debug", "Stand at any step of a recorded run, and go both ways."),

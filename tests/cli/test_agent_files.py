@@ -71,7 +71,7 @@ def test_a_file_of_several_agents_is_taken_by_every_command_that_takes_agents(te
     assert "kid said hello\n" == typed("replay", "run.jsonl", "--agent", boss, "-q").stdout
     assert "run.jsonl  boss" in typed("debug", "run.jsonl", "--agent", boss, "--exec", "print ctx.prompt").stdout
     assert "recorded" not in typed("test", "run.jsonl", "--agent", boss).stderr
-    typed("view", "run.jsonl", "--agent", boss, "-o", "run.html")
+    typed("show", "run.jsonl", "--html", "--agent", boss, "-o", "run.html")
     assert "['kid said hello']" not in typed("run", "team/crew.py#kid", "go", "-q").stdout
 
     (team / "evals.py").write_text(EVALUATION)

@@ -108,7 +108,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "replay": ("replay", "run.jsonl", "-q"),
     "resume": ("resume", "run.jsonl", "-q"),
     "debug": ("debug", "run.jsonl", "--exec", "print ctx.prompt"),
-    "view": ("view", "run.jsonl", "-o", "run.html", "--force"),
+    "show as a page": ("show", "run.jsonl", "--html", "-o", "run.html", "--force"),
     "impact": ("impact", "run.jsonl"),
     "test": ("test", "run.jsonl"),
     "test as JSON": ("test", "run.jsonl", "--json"),

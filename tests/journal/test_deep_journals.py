@@ -17,7 +17,7 @@ from stepengine.errors import DataError, InputError, JournalCorrupt
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.testing import ScriptedModel
 
-COMMANDS = [["show"], ["show", "--json"], ["view", "-o", "PAGE"], ["check"]]
+COMMANDS = [["show"], ["show", "--json"], ["show", "--html", "-o", "PAGE"], ["check"]]
 DEPTHS = [400, 600, 900, 5_000, 100_000]
 
 
@@ -75,7 +75,7 @@ async def test_a_value_as_deep_as_values_go_is_written_and_read(tmp_path: Path) 
     path = await recorded(tmp_path / "run.jsonl", nested(MAX_DEPTH - 2))
 
     assert check(FileJournal(path))
-    for command in (["show"], ["show", "--json"], ["view", "-o", str(tmp_path / "page.html")], ["check"]):
+    for command in (["show"], ["show", "--json"], ["show", "--html", "-o", str(tmp_path / "page.html")], ["check"]):
         result = CliRunner().invoke(app, [command[0], str(path), *command[1:]])
         assert 0 == result.exit_code, (command, result.stderr)
 
