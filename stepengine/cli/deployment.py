@@ -17,7 +17,7 @@ import typer
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.screen.render import message_of
 from stepengine.cli.settings import UsageProblem
-from stepengine.errors import ReplayDivergence, StepEngineError
+from stepengine.errors import BadYield, DataError, InputError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
@@ -120,6 +120,8 @@ def post_to_journal(post: Callable[[Any], object]) -> Exit:
 
     try:
         post(posting)
+    except (InputError, BadYield, DataError):
+        raise  # wrong usage
     except StepEngineError as error:
         return complain(error.message, Exit.FAILED)
     return Exit.COMPLETED

@@ -92,7 +92,7 @@ GROUPS = {
         "debug": ListedCommand("commands.debug:debug", "Stand at any step of a recorded run, and go both ways."),
         "undo": ListedCommand("commands.undo:undo", "Bring back the files that a run wrote."),
         "wake": ListedCommand("commands.wake:wake", "Go on with runs that sleep, when their time has come."),
-        "post": ListedCommand("commands.post:post", "Send a message to a run: what its Receive on TOPIC gets."),
+        "send": ListedCommand("commands.send:send", "Send a message or an answer to a run, in any process."),
         "schedules": ListedCommand(
             "commands.schedules:schedules", "List when agents are started by themselves: next and last."
         ),
@@ -135,8 +135,6 @@ GROUPS = {
         "worker": ListedCommand("commands.worker:worker", "Run durable runs from a database until told to stop."),
         "submit": ListedCommand("commands.submit:submit", "Order a durable run, and print its id."),
         "status": ListedCommand("commands.status:status", "Show a deployment: runs, workers alive and dead, releases."),
-        "answer": ListedCommand("commands.answer:answer", "Answer a question of a run in another process."),
-        "say": ListedCommand("commands.say:say_to", "Send a message to a run in another process."),
         "cancel": ListedCommand("commands.cancel:cancel", "Cancel a run in another process."),
         "retry": ListedCommand("commands.retry:retry", "Continue a stopped durable run after its last record."),
         "takeover": ListedCommand("commands.takeover:takeover", "Give the runs of a dead worker to the living."),

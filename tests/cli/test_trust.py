@@ -585,8 +585,8 @@ def test_the_question_names_every_agent_file_and_their_number_last(
         ("replay", "run.jsonl", "--live", "tool_call", "--trust-answers"),
         ("fork", "run.jsonl", "--at", "-1", "--answer", "q0=yes"),
         ("extend", "run.jsonl", "--answer", "q0=yes"),
-        ("answer", "run-1", "q0", "yes", "--db", "postgresql://127.0.0.1:9/none"),
-        ("say", "run-1", "Go on", "--db", "postgresql://127.0.0.1:9/none"),
+        ("send", "run-1", "--answer", "q0=yes", "--db", "postgresql://127.0.0.1:9/none"),
+        ("send", "run-1", "Go on", "--db", "postgresql://127.0.0.1:9/none"),
     ],
 )
 def test_a_command_of_a_tool_answers_nothing_itself(

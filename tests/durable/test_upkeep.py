@@ -170,14 +170,14 @@ def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_ha
     assert "executor w1 has no runs" in deployment("takeover", "w1")
 
     question = deployment.question("r1")
-    assert "is not an open question" in deployment("answer", "r1", "q99", "yes", code=2)
-    deployment("answer", "r1", question, "yes")
+    assert "is not an open question" in deployment("send", "r1", "--answer", "q99=yes", code=2)
+    deployment("send", "r1", "--answer", f"{question}=yes")
     assert "28 yes" in deployment("submit", "adder", "--prompt", "8", "--id", "r1", "--wait")
     twice = [line for line, times in Counter(deployment.world()).items() if times > 1]
     assert len(twice) <= 2, "only the effect in flight may have begun again"
     assert len({line for line in deployment.world() if line.startswith("ended")}) == 8
 
-    assert "waits for no answer" in deployment("answer", "r1", question, "no", code=2)
+    assert "waits for no answer" in deployment("send", "r1", "--answer", f"{question}=no", code=2)
     assert deployment("gc", "--older-than", "1d").startswith("0 runs")
     assert "r1" in deployment("gc", "--older-than", "0s", "--dry-run")
     assert deployment("gc", "--older-than", "0s").startswith("1 runs were")
@@ -214,7 +214,7 @@ def test_watching_takes_over_by_itself_and_sets_aside_what_kills_every_worker(de
     assert "poison" in told["attributes"]
     assert "killed their workers" in deployment("status", code=1)
 
-    deployment("answer", "good", question, "yes")
+    deployment("send", "good", "--answer", f"{question}=yes")
     deployment.worker("last")
     assert "6 yes" in deployment("submit", "adder", "--prompt", "4", "--id", "good", "--wait")
     for process in (watching, standing_by):
@@ -407,7 +407,7 @@ def test_a_watch_refuses_what_it_would_ignore(option: str, monkeypatch: pytest.M
 
 @pytest.mark.spec("durable:UF34", "durable:UT19")
 @pytest.mark.parametrize(
-    "arguments", [["status"], ["submit", "a"], ["takeover", "w1"], ["answer", "r", "q", "v"], ["migrate"]]
+    "arguments", [["status"], ["submit", "a"], ["takeover", "w1"], ["send", "r", "--answer", "q=v"], ["migrate"]]
 )
 def test_a_database_that_is_away_is_one_line_and_exit_code_6(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
@@ -469,7 +469,7 @@ def test_runs_move_to_another_release_out_into_journals_and_back(deployment: Dep
     question = {run: deployment.question(run) for run in ("waiting", "answered")}
     old.send_signal(signal.SIGTERM)
     assert old.wait(40) == 0
-    deployment("answer", "answered", question["answered"], "kept")  # nobody lives; it waits in the database
+    deployment("send", "answered", "--answer", f"{question['answered']}=kept")  # nobody lives; it waits in the database
 
     told = deployment("release", "move", "1", "2", "--agents", "other.py", "--check", code=5)
     assert told.count("diverges") == 2
@@ -490,7 +490,7 @@ def test_runs_move_to_another_release_out_into_journals_and_back(deployment: Dep
         "fork", "waiting", "--at", "0", "--edit", "40", "--allow-repeat",
         "--db", deployment.database, "--agents", "mine.py",
     ).split()[-1]  # fmt: skip
-    deployment("answer", fork, deployment.question(fork), "forked")
+    deployment("send", fork, "--answer", f"{deployment.question(fork)}=forked")
     assert "43 forked" in deployment("submit", "adder", "--id", fork, "--wait")
 
     deployment("cancel", "waiting")
@@ -538,19 +538,19 @@ def test_a_session_is_submitted_to_answered_for_good_and_read_on_the_command_lin
     deployment("submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r1")
     question = deployment.question("r1")
     shown = deployment("status", "--session", "s")
-    deployment("say", "r1", "carefully", "--id", "m1")
-    refused = deployment("answer", "r1", question, "no", "--always", code=2)
-    deployment("answer", "r1", question, "yes", "--always")
+    deployment("send", "r1", "carefully", "--id", "m1")
+    refused = deployment("send", "r1", "--answer", f"{question}=no", "--always", question, code=2)
+    deployment("send", "r1", "--always", question)
     first = deployment("submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r1", "--wait")
     second = deployment("submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r2", "--wait")
     told = json.loads(deployment("status", "--session", "s", "--json"))
     listed = json.loads(deployment("status", "--sessions", "--json"))
     nothing = deployment("status", "--session", "t", code=2)
-    late = deployment("say", "r1", "too late", code=2)
+    late = deployment("send", "r1", "too late", code=2)
 
-    assert f"stepengine answer r1 {question} VALUE" in shown
-    assert '--always: allow the call wipe {"disk":"a"} by wiper' in shown
-    assert "--always goes with yes" in refused
+    assert f"stepengine send r1 --answer {question}=TEXT" in shown
+    assert f"--always {question}: " + 'allow the call wipe {"disk":"a"} by wiper' in shown
+    assert f"--answer and --always both answer {question!r}" in refused
     assert "wiped a; a" in first
     assert "wiped a; a" in second
     assert [("r1", 1, "SUCCESS"), ("r2", 2, "SUCCESS")] == [(t["run"], t["number"], t["state"]) for t in told["turns"]]

@@ -431,7 +431,7 @@ async def test_the_command_lists_what_workers_started_and_posts_to_a_deployment_
         (waits,) = json.loads((await typed("schedules", "agents.py", "--json")).stdout)
         assert (run, 0) == (waits["last"]["run"], waits["missed"])
         assert waits["last"]["status"] in ("ENQUEUED", "PENDING")  # a worker has it, or is about to
-        posted = await typed("post", run, "order", '{"n": 7}', "--id", "one")
+        posted = await typed("send", run, "--topic", "order", '{"n": 7}', "--id", "one")
         assert (0, "one") == (posted.exit_code, posted.stdout.strip())
         assert [{"n": 7}, None] == (await engine.result(run, waits=True)).output
         (ended,) = json.loads((await typed("schedules", "agents.py", "--json")).stdout)

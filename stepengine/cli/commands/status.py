@@ -182,9 +182,9 @@ def _show_questions(run: str, asked: Sequence[Waiting]) -> None:
     for waiting in asked:
         for question in waiting.questions:
             print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")
-            print(f"    -> stepengine answer {run} {one_line(question.id, 60)} VALUE")
+            print(f"    -> stepengine send {run} --answer {one_line(question.id, 60)}=TEXT")
             if question.remember is not None:
-                print(f"    --always: {one_line(str(question.remember['id']), 120)}")
+                print(f"    or --always {one_line(question.id, 60)}: {one_line(str(question.remember['id']), 120)}")
 
 
 async def _queues(upkeep: Upkeep, *, as_json: bool) -> Exit:

@@ -86,7 +86,7 @@ async def _wait_for_result(operator: Operator, run: str, *, as_json: bool) -> Ex
     else:
         print_output(result.output)
     for question in result.pending_questions:
-        complain(f"{question.text} -> stepengine answer {run} {question.id} VALUE")
+        complain(f"{question.text} -> stepengine send {run} --answer {question.id}=TEXT")
     for wait in result.waits_for:
         if wait.said:
             complain(f"waits for {wait.said}")
