@@ -121,11 +121,8 @@ GROUPS = {
         "serve": ListedCommand("commands.serve:serve", "Serve runs over HTTP until told to stop."),
     },
     "Journals, keys and settings": {
-        "check": ListedCommand("commands.check:check", "Check journals: are they whole, and free of keys?"),
-        "verify": ListedCommand("commands.verify:verify", "Tell whether a signed journal is as it was written."),
-        "seal": ListedCommand("commands.seal:seal", "Make a journal valid again after it was edited by hand."),
-        "repair": ListedCommand("commands.repair:repair", "Keep the sound start of a damaged journal in a new file."),
-        "scan": ListedCommand("commands.scan:scan", "Look for keys and tokens in files of any kind."),
+        "check": ListedCommand("commands.check:check", "Check journals and files: damage, secrets, signatures."),
+        "repair": ListedCommand("commands.repair:repair", "Repair a damaged journal, or make an edited one valid."),
         "scrub": ListedCommand("commands.scrub:scrub", "Copy a journal without what looks like a secret."),
         "policy": ListedCommand("commands.policy:policy", "Check a policy, and try it on recorded runs."),
         "trust": ListedCommand("trusting:trust", "Let commands run the agent files of a folder."),

@@ -244,7 +244,11 @@ AskForMore: TypeAlias = Annotated[
 NoJournal: TypeAlias = Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")]
 Sign: TypeAlias = Annotated[
     str,
-    typer.Option("--sign", help="Private key by which the journal is signed; see `stepengine verify`.", metavar="KEY"),
+    typer.Option(
+        "--sign",
+        help="Private key by which the journal is signed; `stepengine check --key` verifies it.",
+        metavar="KEY",
+    ),
 ]
 Files = Annotated[list[str], typer.Argument(metavar="FILE", help="Journals.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

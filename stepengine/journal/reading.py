@@ -420,7 +420,7 @@ def _damage_error(records: Sequence[Record], offset: int, source: JournalBytes, 
     why = "its checksum does not follow from the record before it" if is_moved else "its checksum is wrong"
     file = file_of(source.name)
     msg = (
-        f"{RecordPlace(source, offset)} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine seal {file}` shows what was "
+        f"{RecordPlace(source, offset)} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine repair {file} --seal` shows what was "
         "edited and makes it valid. "
     )
     if records:

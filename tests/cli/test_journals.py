@@ -46,7 +46,7 @@ def handle_steps(ctx):
 agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_steps=handle_steps)
 """
 REAL_MODELS = bench.models_of
-COMMANDS = ("resume", "replay", "show", "fork", "extend", "diff", "check", "test", "ready", "seal", "repair", "undo")
+COMMANDS = ("resume", "replay", "show", "fork", "extend", "diff", "check", "test", "ready", "repair", "undo")
 
 
 @pytest.fixture(autouse=True)
@@ -564,16 +564,16 @@ def test_an_edited_file_is_sealed_with_the_command_that_the_refusal_names(ended:
     Path("before.jsonl").write_text(before)
     Path(ended).write_text(before.replace('"text":"fine"', '"text":"finer"', 1))
     refusal = command("replay", ended, "-q", code=1).stderr
-    assert "`stepengine seal run.jsonl`" in refusal
-    said = command("seal", ended, "--dry-run").stdout
+    assert "`stepengine repair run.jsonl --seal`" in refusal
+    said = command("repair", ended, "--seal", "--dry-run").stdout
     assert "result of #3" in said
     assert command("check", ended, code=1)
-    sealed = command("seal", ended, "--against", "before.jsonl")
+    sealed = command("repair", ended, "--seal", "--against", "before.jsonl")
     assert '"fine"  ->  "finer"' in sealed.stdout
     assert "sealed run.jsonl: 1 records were edited" in sealed.stderr
     assert command("check", ended)
     assert "finer" in command("show", ended, "--step", "2").stdout
-    assert "is valid as it is" in command("seal", ended).stdout
+    assert "is valid as it is" in command("repair", ended, "--seal").stdout
 
 
 @pytest.mark.spec("replay:J30", "reliability:JR02")
@@ -586,6 +586,13 @@ def test_a_damaged_file_is_repaired_with_the_command_that_the_refusal_names(ende
     assert Path("bad.repaired.jsonl").read_bytes() == b"".join(lines[: int(number)])
     assert "exists already" in command("repair", "bad.jsonl", "--until", number, code=2).stderr
     assert "--until 9" in command("repair", "bad.jsonl", "--until", "99", "--into", "x.jsonl", code=1).stderr
+    for options in (
+        [],
+        ["--until", number, "--seal"],
+        ["--seal", "--into", "x.jsonl"],
+        ["--until", number, "--dry-run"],
+    ):
+        assert "or --seal, with" in command("repair", "bad.jsonl", *options, code=2).stderr
 
 
 @pytest.mark.spec("replay:D13")

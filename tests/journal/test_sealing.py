@@ -50,7 +50,7 @@ SECOND = '"value":"second"'
 @pytest.mark.spec("replay:J37")
 def test_an_edited_result_is_shown_sealed_and_taken_by_the_replay(path: Path) -> None:
     edit(path, SECOND, '"value":"edited"')
-    with pytest.raises(JournalCorrupt, match=f"`stepengine seal {path}` shows what was edited") as caught:
+    with pytest.raises(JournalCorrupt, match=f"`stepengine repair {path} --seal` shows what was edited") as caught:
         FileJournal(path).records()
     assert "--until" in str(caught.value)
     made = sealed(path)
