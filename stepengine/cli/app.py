@@ -35,7 +35,7 @@ RUNNING = ("run", "chat", "ask", "resume", "replay", "fork", "extend")
 """Those that leave with any of the exit codes."""
 LOCAL = (
     *RUNNING, "agents", "doctor", "show", "debug", "undo", "test", "ready", "impact", "blame", "pin", "eval", "improve", "acp", "mcp serve",
-    "policy", "export", "import", "release move", "schedules", "wake", "studio",
+    "policy", "export", "import", "release move", "runs", "wake", "studio",
 )  # fmt: skip
 """Those that look for agents in ./agents, and take --trust."""
 ASKING = ("run", "chat")

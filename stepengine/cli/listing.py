@@ -84,7 +84,7 @@ GROUPS = {
     "Every day": {
         "run": ListedCommand("commands.run:run", "Run an agent, and print its output."),
         "chat": ListedCommand("commands.chat:chat", "Talk with an agent: watch it work, decide what it may do."),
-        "runs": ListedCommand("commands.runs:runs", "List the recorded runs of this folder."),
+        "runs": ListedCommand("commands.runs:runs", "List the recorded runs of this folder, or schedules."),
         "show": ListedCommand("commands.show:show", "Show a run step by step, here or as a page for a browser."),
         "studio": ListedCommand("commands.studio:studio", "Open a page where runs are started, watched and answered."),
         "resume": ListedCommand("commands.resume:resume", "Go on with a run: answer it, or pick it up after a crash."),
@@ -93,9 +93,6 @@ GROUPS = {
         "undo": ListedCommand("commands.undo:undo", "Bring back the files that a run wrote."),
         "wake": ListedCommand("commands.wake:wake", "Go on with runs that sleep, when their time has come."),
         "send": ListedCommand("commands.send:send", "Send a message or an answer to a run, in any process."),
-        "schedules": ListedCommand(
-            "commands.schedules:schedules", "List when agents are started by themselves: next and last."
-        ),
     },
     "Test and compare": {
         "test": ListedCommand("commands.test:suite", "Replay runs against the present code, as a test suite."),
@@ -111,9 +108,6 @@ GROUPS = {
         "blame": ListedCommand("commands.blame:blame", "Find the step at which a failed run lost its chance."),
         "pin": ListedCommand("commands.pin:pin", "Turn a run that failed into a test that fails until repaired."),
         "price": ListedCommand("commands.price:price", "Say what recorded runs would have cost with other models."),
-        "chaos": ListedCommand(
-            "commands.chaos:chaos", "Run an agent in worlds where models, tools and processes fail."
-        ),
     },
     "Models, editors and other programs": {
         "ask": ListedCommand("commands.ask:ask", "Call a model once, and print its reply while it comes."),

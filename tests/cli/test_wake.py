@@ -272,7 +272,7 @@ def test_two_schedules_of_one_id_are_refused_by_a_waker_as_by_the_list_of_them(w
             "schedule = Schedule(agent, cron='* * * * *', timezone='UTC', id='hourly')\n"
         )
     (work / "place").mkdir()
-    listed = command("schedules", "first.py", "second.py", code=2).stderr
+    listed = command("runs", "--schedules", "first.py", "second.py", code=2).stderr
     woken = command("wake", "place", "--agents", "first.py", "--agents", "second.py", code=2).stderr
 
     assert "two schedules have the id 'hourly'" in listed
