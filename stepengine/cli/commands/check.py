@@ -120,7 +120,7 @@ class _Checked:
         return self.verified.is_unaltered and (allow_unsigned or bool(self.verified))
 
     def as_json(self, *, allow_unsigned: bool) -> dict[str, object]:
-        told = {"name": self.name} if self.report is None else attrs.asdict(self.report)
+        told: dict[str, object] = {"name": self.name} if self.report is None else attrs.asdict(self.report)
         told |= {
             "ok": self.is_good(allow_unsigned=allow_unsigned),
             "leaks": [attrs.asdict(leak) for leak in self.leaks],
