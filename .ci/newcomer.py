@@ -196,7 +196,7 @@ def main(wheel: str, constraints: str | None = None) -> None:
         me.types(
             "its recorded run", "stepengine show tests/journals/test_todos/test_a_run.jsonl", shows=("find_todos",)
         )
-        me.types("what is missing", "stepengine doctor", shows=("nothing is wrong",))
+        me.types("what is missing", "stepengine config doctor", shows=("nothing is wrong",))
         me.types("its README", "cat README.md")
         me.types(
             "what the studio needs",
@@ -210,7 +210,7 @@ def main(wheel: str, constraints: str | None = None) -> None:
         )  # fmt: skip
         me.changes("agents/todos.py", "Put the TODO", "Sort the TODO")
         me.types(
-            "what a change does", "stepengine impact tests/journals/test_todos --script tests/replies.json",
+            "what a change does", "stepengine compare impact tests/journals/test_todos --script tests/replies.json",
             shows=("asked again from step 1",),
         )  # fmt: skip
         me.changes("agents/todos.py", "Sort the TODO", "Put the TODO")

@@ -34,8 +34,9 @@ AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 RUNNING = ("run", "chat", "ask", "resume", "replay", "fork", "extend")
 """Those that leave with any of the exit codes."""
 LOCAL = (
-    *RUNNING, "agents", "doctor", "show", "debug", "undo", "test", "ready", "impact", "blame", "pin", "eval", "improve", "acp", "mcp serve",
-    "policy", "export", "import", "release move", "runs", "wake", "studio",
+    *RUNNING, "show", "runs", "studio", "eval", "test", "debug", "undo", "acp", "ready", "wake", "mcp serve", "agents list", "config doctor",
+    "config policy", "compare impact", "compare blame", "compare pin", "compare improve", "journal export", "journal import",
+    "deploy release",
 )  # fmt: skip
 """Those that look for agents in ./agents, and take --trust."""
 ASKING = ("run", "chat")

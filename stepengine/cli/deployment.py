@@ -44,7 +44,9 @@ Db: TypeAlias = Annotated[
 ]
 App: TypeAlias = Annotated[str, typer.Option(help="The deployment's name.")]
 Pool: TypeAlias = Annotated[str, typer.Option(help="Which workers: those of this pool.")]
-Run: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, as `stepengine submit` printed it.")]
+Run: TypeAlias = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's id, as `stepengine deploy submit` printed it.")
+]
 
 
 def database_of(given: str) -> str:

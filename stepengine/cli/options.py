@@ -79,7 +79,7 @@ Price: TypeAlias = Annotated[
 Config: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--config", help="Settings that you trust, whatever they set; see `stepengine config`.", metavar="FILE"
+        "--config", help="Settings that you trust, whatever they set; see `stepengine config show`.", metavar="FILE"
     ),
 ]
 Last: TypeAlias = Annotated[bool, typer.Option("--last", help="The newest run of this folder, in place of FILE.")]
@@ -246,7 +246,7 @@ Sign: TypeAlias = Annotated[
     str,
     typer.Option(
         "--sign",
-        help="Private key by which the journal is signed; `stepengine check --key` verifies it.",
+        help="Private key by which the journal is signed; `stepengine journal check --key` verifies it.",
         metavar="KEY",
     ),
 ]

@@ -245,9 +245,7 @@ def _parse_line(number: int, line: bytes, name: str) -> Mapping[str, object]:
     try:
         line.decode()
     except UnicodeDecodeError as error:
-        msg = (
-            f"{where} is not UTF-8: {error}; sealing is for lines that were edited, see `stepengine repair` for damage"
-        )
+        msg = f"{where} is not UTF-8: {error}; sealing is for lines that were edited, see `stepengine journal repair` for damage"
         raise JournalCorrupt(msg) from error
     return members_of(line, where)
 

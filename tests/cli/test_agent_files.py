@@ -183,10 +183,10 @@ def test_every_agent_of_a_file_is_listed(team: Path) -> None:
     crew = team / "agents/crew.py"
     crew.write_text(crew.read_text().replace("from words", "from _words"))
 
-    listed = {each["id"]: each for each in json.loads(typed("agents", "--json").stdout)}
+    listed = {each["id"]: each for each in json.loads(typed("agents", "list", "--json").stdout)}
 
     assert str(crew) == listed["boss"]["source"] == listed["kid"]["source"]
-    assert re.search(r"^boss\n\S+ kid$", typed("agents", "--tree").stdout, re.MULTILINE)
+    assert re.search(r"^boss\n\S+ kid$", typed("agents", "list", "--tree").stdout, re.MULTILINE)
 
 
 @pytest.mark.spec("generator-contract:G57")

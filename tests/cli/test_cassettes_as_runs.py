@@ -81,8 +81,10 @@ def test_view_writes_a_page_of_one_cassette_and_of_two():
 
 
 def test_diff_names_the_field_of_a_request():
-    same = typed("diff", CHAT, CHAT).stdout
-    found = typed("diff", CHAT, changed(("order 17?", "order 18?"), ('"find_order"', '"seek_order"')), code=1).stdout
+    same = typed("compare", "diff", CHAT, CHAT).stdout
+    found = typed(
+        "compare", "diff", CHAT, changed(("order 17?", "order 18?"), ('"find_order"', '"seek_order"')), code=1
+    ).stdout
 
     assert same.strip() == "no difference"
     assert '/messages/0/content/0/text   "Where is order 17?"  ->  "Where is order 18?"' in found
@@ -91,7 +93,8 @@ def test_diff_names_the_field_of_a_request():
 
 def test_diff_compares_a_program_on_another_framework():
     assert (
-        typed("diff", CHAT, PROGRAMS / "test_langgraph_program" / "test_answer.yaml").stdout.strip() == "no difference"
+        typed("compare", "diff", CHAT, PROGRAMS / "test_langgraph_program" / "test_answer.yaml").stdout.strip()
+        == "no difference"
     )
 
 
@@ -104,7 +107,7 @@ def test_a_file_that_is_not_a_cassette_is_named_without_a_traceback(content):
     for words, code in (
         (("show", "damaged.yaml"), 1),
         (("show", "--html", "damaged.yaml"), 2),
-        (("diff", CHAT, "damaged.yaml"), 1),
+        (("compare", "diff", CHAT, "damaged.yaml"), 1),
     ):
         told = typed(*words, code=code).output
         assert "damaged.yaml" in told
@@ -125,7 +128,7 @@ def test_secrets_that_another_recorder_left_in_are_not_shown():
         typed("show", leaking).stdout,
         typed("show", leaking, "--step", "1").stdout,
         typed("show", leaking, "--step", "1", "--json").stdout,
-        typed("diff", CHAT, leaking, code=1).stdout,
+        typed("compare", "diff", CHAT, leaking, code=1).stdout,
         json.dumps(opened(Path("page.html").read_text())),
     ]
 

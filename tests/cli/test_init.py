@@ -55,7 +55,7 @@ def test_the_tests_of_a_new_project_pass_at_once_and_fail_when_the_agent_asks_fo
 
     assert "4 passed" in ran(project, *PYTEST).stdout
     assert ran(project, "-m", "stepengine.cli", "test", "tests/journals/").returncode == 0
-    assert ran(project, "-m", "stepengine.cli", "check", ".").returncode == 0
+    assert ran(project, "-m", "stepengine.cli", "journal", "check", ".").returncode == 0
 
     there = ran(project, "-m", "stepengine.cli", "debug", JOURNAL, "--exec", "next", "--exec", "p len(found)")
     assert "2" in there.stdout.splitlines(), there.stderr

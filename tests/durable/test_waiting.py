@@ -444,5 +444,5 @@ async def test_the_command_lists_what_workers_started_and_posts_to_a_deployment_
 async def test_a_database_without_the_tables_of_schedules_says_so(db: str):
     async with worker_of([RECEIVING], db, works=False) as engine:
         scheduler = DurableScheduler(engine, [Schedule("receiving", cron="* * * * *")])
-        with pytest.raises(JournalError, match="stepengine migrate"):
+        with pytest.raises(JournalError, match="stepengine deploy migrate"):
             await scheduler.tick(datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC))

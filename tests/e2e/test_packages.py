@@ -107,7 +107,7 @@ def published(project: Path, index: str) -> None:
     """
     install, *steps = steps_of(project / ".github/workflows/publish.yml")
     assert "pip install" in install
-    assert ["stepengine package check", "python -m build --no-isolation", "uv publish"] == steps[1:]
+    assert ["stepengine agents check", "python -m build --no-isolation", "uv publish"] == steps[1:]
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "syrupy,stepengine.pytest_plugin"}
     shutil.rmtree(project / "dist", ignore_errors=True)
     for step in steps:
@@ -200,7 +200,7 @@ def test_a_package_is_installed_by_its_name_agreed_to_and_run_without_its_author
     assert [NAME, NAME, "0.1.0", {"find_todos": "read"}, ["."], False] == said
     refused = somebody.types("run", f"{NAME}/todos", "empty", code=2)
     assert "tools, read: find_todos" in refused
-    assert f"stepengine package agree {NAME}" in refused
+    assert f"stepengine agents agree {NAME}" in refused
     assert "imported" not in refused
     code.write_text(kept)
 

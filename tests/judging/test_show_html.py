@@ -190,7 +190,7 @@ def test_of_a_damaged_journal_force_shows_the_records_before_the_damage_and_says
     page = opened((recorded / "run.html").read_text())
     (damage, *_) = [each["text"] for each in page["missing"] if each.get("banner")]
     assert f"record {number + 1} (byte" in damage
-    assert "stepengine repair" in damage
+    assert "stepengine journal repair" in damage
     assert [True, False] == ["reply" in row for row in page["steps"] if row["kind"] == "model"]
 
 

@@ -49,7 +49,7 @@ def servers() -> Iterator[list[Served]]:
 @pytest.fixture
 def workers(tmp_path: Path, db: str) -> Iterator[Any]:
     """
-    Give what starts a worker: ``stepengine worker`` with the agents of the servers.
+    Give what starts a worker: ``stepengine deploy worker`` with the agents of the servers.
     """
     running: list[subprocess.Popen[bytes]] = []
 

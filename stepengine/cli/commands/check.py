@@ -1,4 +1,4 @@
-"""``stepengine check``: damage, secrets and signatures in journals, and secrets in other files."""
+"""``stepengine journal check``: damage, secrets and signatures in journals, and secrets in other files."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def check(
     Exits with 1 when something was found. A run without an end is no fault. Nothing is run or changed.
 
     Examples:
-      stepengine check .                        for a commit hook or CI
-      stepengine check run.jsonl journals/
-      stepengine check README.md --json         each secret with its hash
-      stepengine check . --allow sha256:...     a value that is no secret
-      stepengine check run.jsonl --key audit.pub --seen 9f86d081...
+      stepengine journal check .                        for a commit hook or CI
+      stepengine journal check run.jsonl journals/
+      stepengine journal check README.md --json         each secret with its hash
+      stepengine journal check . --allow sha256:...     a value that is no secret
+      stepengine journal check run.jsonl --key audit.pub --seen 9f86d081...
     """
     if not key and (seen or allow_unsigned):
         msg = "--seen and --allow-unsigned are about signatures; give --key PUB, too"

@@ -1,4 +1,4 @@
-"""``stepengine repair``: keep the sound start of a damaged journal, or make an edited journal valid."""
+"""``stepengine journal repair``: keep the sound start of a damaged journal, or make an edited journal valid."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def repair(
     """
     Repair a damaged journal, or make an edited one valid.
 
-    With --until the start of FILE is kept in a new file that can be resumed; FILE is only read. `stepengine check FILE`
+    With --until the start of FILE is kept in a new file that can be resumed; FILE is only read. `stepengine journal check FILE`
     names the damaged record, and the number to give here.
 
     With --seal the edited records are shown, and FILE gets new checksums. Edit what a tool or a model said, seal the file,
     and replay it: the run takes the edited value. --against shows the difference by meaning.
 
     Examples:
-      stepengine repair run.jsonl --until 41
-      stepengine repair run.jsonl --until 41 --into good.jsonl
-      stepengine repair run.jsonl --seal --dry-run
+      stepengine journal repair run.jsonl --until 41
+      stepengine journal repair run.jsonl --until 41 --into good.jsonl
+      stepengine journal repair run.jsonl --seal --dry-run
       git show HEAD:./run.jsonl > before.jsonl
-      stepengine repair run.jsonl --seal --against before.jsonl
+      stepengine journal repair run.jsonl --seal --against before.jsonl
     """
     if seal == (until is not None) or (seal and into) or (not seal and (against or dry_run)):
         msg = "give --until N, with --into FILE if you like, or --seal, with --against FILE and --dry-run if you like"

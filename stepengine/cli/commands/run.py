@@ -58,7 +58,7 @@ def run(
     r"""
     Run an agent, and print its output.
 
-    AGENT is an id, as `stepengine agents` lists them, or the path of an agent file. Progress is shown while it runs.
+    AGENT is an id, as `stepengine agents list` lists them, or the path of an agent file. Progress is shown while it runs.
 
     Examples:
       stepengine run code_searcher --json \
@@ -91,7 +91,7 @@ def run(
       --api-key-env NAME, --price 0   its key, and what it costs
       --script replies.json           no model, no key: replies from a file
 
-    Keys come from the environment; `stepengine models` lists the providers and their variables.
+    Keys come from the environment; `stepengine agents models` lists the providers and their variables.
     """
     # Made part of the agent's name, since everything from here on goes by that: what loads it, what is recorded, and
     # `resume`, which has to put the file into the sandbox again without being told.

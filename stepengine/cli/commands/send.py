@@ -70,7 +70,7 @@ def send(
     within moments. A run that waits for it is due at once for `stepengine wake`. No worker has to be alive. A run that has
     ended takes nothing.
 
-    `stepengine runs` and `stepengine status RUN` list the open questions. Questions that were asked together are answered
+    `stepengine runs` and `stepengine deploy status RUN` list the open questions. Questions that were asked together are answered
     in one command. If you are not sure that a message was sent, send it again with the same --id.
 
     Examples:

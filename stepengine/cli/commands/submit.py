@@ -1,4 +1,4 @@
-"""``stepengine submit``: order a durable run."""
+"""``stepengine deploy submit``: order a durable run."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def submit(
       6    the database cannot be reached
 
     Examples:
-      stepengine submit reviewer --prompt "Look at src/" --id review-17
-      stepengine submit reviewer --prompt - --wait < task.txt
-      stepengine submit helper --prompt "Tomorrow?" --session ann --wait
+      stepengine deploy submit reviewer --prompt "Look at src/" --id review-17
+      stepengine deploy submit reviewer --prompt - --wait < task.txt
+      stepengine deploy submit helper --prompt "Tomorrow?" --session ann --wait
     """
     given = read_params(params)
 
