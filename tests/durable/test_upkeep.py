@@ -107,7 +107,7 @@ class Deployment:
         return process
 
     def worker(self, executor: str, *arguments: str) -> subprocess.Popen[str]:
-        process = self.start("worker", "mine.py", "--executor", executor, *arguments)
+        process = self.start("deploy", "worker", "mine.py", "--executor", executor, *arguments)
         assert process.stderr is not None
         line = process.stderr.readline()
         assert "takes runs" in line, line + process.stderr.read()
@@ -192,8 +192,8 @@ def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_ha
 @pytest.mark.deep
 @pytest.mark.spec("durable:UC6", "durable:U34", "durable:UT17")
 def test_watching_takes_over_by_itself_and_sets_aside_what_kills_every_worker(deployment: Deployment) -> None:
-    watching = deployment.start("takeover", "--watch", "--grace", "0.5")
-    standing_by = deployment.start("takeover", "--watch", "--grace", "0.5")
+    watching = deployment.start("deploy", "takeover", "--watch", "--grace", "0.5")
+    standing_by = deployment.start("deploy", "takeover", "--watch", "--grace", "0.5")
     deployment("deploy", "migrate")
     # One that waits gets no further either, and that is nobody's fault.
     deployment("deploy", "submit", "adder", "--prompt", "4", "--id", "good")

@@ -54,7 +54,18 @@ def workers(tmp_path: Path, db: str) -> Iterator[Any]:
     running: list[subprocess.Popen[bytes]] = []
 
     def start(executor: str) -> subprocess.Popen[bytes]:
-        typed = [sys.executable, "-m", "stepengine", "worker", str(SCRIPTED), "--db", db, "--executor", executor]
+        typed = [
+            sys.executable,
+            "-m",
+            "stepengine",
+            "deploy",
+            "worker",
+            str(SCRIPTED),
+            "--db",
+            db,
+            "--executor",
+            executor,
+        ]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "WORLD": str(tmp_path / "world.jsonl")}
         with (tmp_path / "worker.txt").open("ab") as log:

@@ -507,7 +507,7 @@ def _hosts(folder: Path, hosts: Sequence[str]) -> Iterator[str]:
 def _repeat_runs(package: Any, scratch: Path, site: Path, found: PackageCheck) -> None:
     """Repeat the recorded runs that come with it, by the names of its agents, as whoever installed it does."""
     name = next(iter(site.glob("*.dist-info"))).name.partition("-")[0]
-    done = _alone(["-m", "stepengine", "package", "agree", name], site, scratch)
+    done = _alone(["-m", "stepengine", "agents", "agree", name], site, scratch)
     if done.returncode:
         found.problems.append(done.stderr.strip())
         return
