@@ -196,7 +196,7 @@ def main(wheel: str, constraints: str | None = None) -> None:
         me.types(
             "its recorded run", "stepengine show tests/journals/test_todos/test_a_run.jsonl", shows=("find_todos",)
         )
-        me.types("what is missing", "stepengine doctor", shows=("nothing is wrong",))
+        me.types("what is missing", "stepengine config doctor", shows=("nothing is wrong",))
         me.types("its README", "cat README.md")
         me.types(
             "what the studio needs",
@@ -210,7 +210,7 @@ def main(wheel: str, constraints: str | None = None) -> None:
         )  # fmt: skip
         me.changes("agents/todos.py", "Put the TODO", "Sort the TODO")
         me.types(
-            "what a change does", "stepengine impact tests/journals/test_todos --script tests/replies.json",
+            "what a change does", "stepengine compare impact tests/journals/test_todos --script tests/replies.json",
             shows=("asked again from step 1",),
         )  # fmt: skip
         me.changes("agents/todos.py", "Sort the TODO", "Put the TODO")
@@ -237,7 +237,7 @@ def main(wheel: str, constraints: str | None = None) -> None:
         me.types(
             "debug the new run", f"stepengine debug {JOURNAL}", keys="next\nprint sizes\nquit\n", shows=("src/shop.py",)
         )
-        me.types("view it", f"stepengine view {JOURNAL} -o run.html", shows=("run.html",))
+        me.types("view it", f"stepengine show {JOURNAL} --html -o run.html", shows=("run.html",))
         if "<title>longest" not in (me.folder / "run.html").read_text(encoding="utf-8"):
             give_up("view it", "run.html is no page of this run", "")
     print(f"the newcomer has arrived after {time.monotonic() - began:.0f} s")

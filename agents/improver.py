@@ -1,13 +1,13 @@
 """
 ``improver``: searches for a better version of an agent, judged by the cases of an evaluation.
 
-It is what ``stepengine improve`` runs, which brings the cases. The search is GEPA's (Agrawal et al., 2025): a model that reflects
+It is what ``stepengine compare improve`` runs, which brings the cases. The search is GEPA's (Agrawal et al., 2025): a model that reflects
 is shown how a version failed and changes one of its parts; what is better on the cases it was shown is run on all of them; and
 whatever is best at a case stays, so that versions which know different things are kept, and merged. All chance is drawn from the
 seed, and all that costs money goes through calls that are recorded: a search that was cut off goes on, and one that ended is
 replayed for nothing.
 
-``stepengine improve ./agents/mine.py --eval evals.py --budget 2``
+``stepengine compare improve ./agents/mine.py --eval evals.py --budget 2``
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def trials_of(ctx: ToolContext) -> Any:
 
     trials = ctx.resources.get(Trials)
     if trials is None:
-        msg = "nobody brought cases to run; `stepengine improve AGENT --eval FILE --budget USD` does"
+        msg = "nobody brought cases to run; `stepengine compare improve AGENT --eval FILE --budget USD` does"
         raise ToolError(msg, tool_name=ctx.tool_name)
     return trials
 

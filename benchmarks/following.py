@@ -1,7 +1,7 @@
 """
 What one more record costs who follows a run, by how long the run is: ``python -m benchmarks.following [STEPS ...]``.
 
-Per length: one look of the page of ``stepengine view --serve``, of ``follow_events``, and one that finds nothing, in milliseconds of wall time, the
+Per length: one look of the page of ``stepengine show --html --serve``, of ``follow_events``, and one that finds nothing, in milliseconds of wall time, the
 median of as many records as are left out at the end and put back one by one; beside it what reading and folding the whole journal costs.
 """
 

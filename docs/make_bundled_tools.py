@@ -16,7 +16,7 @@ HEAD = """\
 
 What every tool of the package takes and gives, when it fails, and what its limits are.
 
-Made by `python docs/make_bundled_tools.py`; do not edit it by hand. `stepengine tools NAME` says the same in a terminal, with `--json`
+Made by `python docs/make_bundled_tools.py`; do not edit it by hand. `stepengine agents tools NAME` says the same in a terminal, with `--json`
 for programs. Which set is made how is told in [What comes with it](../bundled.md), and what may be denied in
 [Permissions](../permissions.md).
 

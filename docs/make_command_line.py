@@ -2,7 +2,7 @@
 """
 Write ``docs/reference/command-line*.md`` from what ``--help`` says, and the settings: ``python docs/make_command_line.py``.
 
-One page has what holds for all commands and lists them, and each group of commands has its own.
+One page has what holds for all commands and lists them. The commands of one word have two pages, and each group has one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTINGS = """\
 
 An option wins over a variable, a variable over the project's file (`stepengine.toml`, or `[tool.stepengine]` in `pyproject.toml`), the
 project's over your own (`~/.config/stepengine/config.toml`). A project's file is foreign: what the last column does not allow is refused
-by name, unless you pass the file with `--config`. `stepengine config` shows what holds, and where it came from. Only commands read
+by name, unless you pass the file with `--config`. `stepengine config show` shows what holds, and where it came from. Only commands read
 settings; a program gives an `Engine` its options. In a variable a list has `:` between its members.
 
 | setting | variable | value | default | what it does | in a project's file |
@@ -57,7 +57,7 @@ Each setting has its variable, in the table above. Further variables:
 | variable | what it does |
 |---|---|
 | `STEPENGINE_STATE_DIR` | where runs are recorded; else `$XDG_STATE_HOME/stepengine`, else `~/.local/state/stepengine` |
-| `STEPENGINE_DB` | the PostgreSQL database of the commands under Deploy |
+| `STEPENGINE_DB` | the PostgreSQL database of `stepengine deploy` |
 | `STEPENGINE_KEY_HOSTS` | hosts, with commas between them, that keys of the environment may go to beside those that they were made for |
 | `STEPENGINE_RECORD` | as `--stepengine-record` of pytest |
 | `NO_COLOR`, `CI` | no colours; nothing that is drawn again, and no test records |
@@ -111,7 +111,7 @@ def setting(key: SettingKey) -> str:
 
 def slug(group: str) -> str:
     """Return the name of the page of a group."""
-    return f"{NAME}-{re.sub(r'[^a-z]+', '-', group.lower())}"
+    return f"{NAME}-{re.sub(r'[^a-z]+', '-', group.removeprefix('stepengine ').lower())}"
 
 
 def listed(name: str, command: Any, page: str) -> str:
@@ -130,7 +130,7 @@ def pages() -> dict[str, str]:
         found = (
             {f"stepengine {name} {n}": c for n, c in several.items()} if several else {f"stepengine {name}": command}
         )
-        groups.setdefault(command.rich_help_panel, {}).update(found)
+        groups.setdefault(f"stepengine {name}" if several else command.rich_help_panel, {}).update(found)
     made = {}
     lines = []
     for group, commands in groups.items():

@@ -1,8 +1,8 @@
 """
-An agent in worlds where things go wrong: what ``stepengine chaos`` and ``simulate`` find in a careless handler, and not in a sound one.
+An agent in worlds where things go wrong: what ``stepengine test --chaos`` and ``simulate`` find in a careless handler, and not in a sound one.
 
 ``python examples/chaos.py`` needs no key, since nothing is asked or called. With many more worlds, of which ``--seed N -n 1`` is one again:
-``stepengine chaos examples/chaos.py "10 roses" -n 1000 --results '{"find_price": 30}'``.
+``stepengine test --chaos examples/chaos.py "10 roses" -n 1000 --results '{"find_price": 30}'``.
 """
 
 from stepengine import AgentDefinition, Engine, Perform, StepContext, Steps, ToolCall, tool

@@ -40,7 +40,7 @@ from stepengine.acp.updates import _fence
 from stepengine.ag_ui import input_of
 from stepengine.cli.commands.fork import _edit
 from stepengine.cli.commands.package import HOMES, HOSTS
-from stepengine.cli.commands.post import MAX_CHARS, message_in
+from stepengine.cli.commands.send import MAX_CHARS, parse_message
 from stepengine.cli.screen.prompt import PASTE
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.context.project import TAGS
@@ -544,9 +544,9 @@ def far_listing(data: bytes) -> Any:
         return [_entry(one) for one in _read_listing(data, Elsewhere(FarPlace(name="x", argv=tuple, env={})))]
 
 
-def _posted(text: str) -> None:
+def _sent(text: str) -> None:
     with contextlib.suppress(UsageProblem):
-        message_in(text)
+        parse_message(text)
 
 
 FUNCTIONS = stubs_of([ToolSpec("price")], (), ask=True)
@@ -1580,7 +1580,7 @@ PLACES = (
     ),
     # --- deployments
     Place("outcome that is typed for a fork", _edit, BRACKETS, ("cli/commands/fork.py:_edit",)),
-    Place("message that is piped into post", _posted, BRACKETS, ("cli/commands/post.py:message_in",), most=MAX_CHARS),
+    Place("message that is piped into send", _sent, BRACKETS, ("cli/commands/send.py:parse_message",), most=MAX_CHARS),
     Place("row of a deployment", lambda text: _read(text, "x"), BRACKETS, ("durable/operate.py:_read",), most=1 << 24),
     Place("message to a run", form_of, BRACKETS, ("durable/messages.py:form_of",), most=1 << 24),
     Place(
@@ -1980,7 +1980,7 @@ APART: dict[str, str] = {
     "cli/commands/package.py:_hosts": "at most 4 MiB of a file, decoded as UTF-8",
     "cli/recording.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
     "cli/recording.py:_read": "JSON of a capped size, in a state folder that only its owner may write in",
-    "cli/commands/run.py:read_params": "the user's own command line",
+    "cli/options.py:read_params": "the user's own command line",
     "data/object_codec.py:_decode_only": "`decode` of a codec of ours",
     "data/object_codec.py:ObjectCodec._decode_members": "`decode` of a codec of ours",
     "data/object_codec.py:_bytes_to_text": "base64 that was just made",

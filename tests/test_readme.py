@@ -22,6 +22,7 @@ from stepengine import load_agents
 from stepengine.cli.app import app
 from stepengine.cli.commands import ask, run
 from stepengine.cli.exits import Exit
+from stepengine.cli.options import read_params
 from stepengine.data.yields import YIELDABLES
 from tests.servers import Quiet, served
 
@@ -222,7 +223,7 @@ def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch)
         from stepengine.engine import load_agent
 
         load_agent(options.agent)
-        run.read_params(options.params)
+        read_params(options.params)
 
 
 def test_the_table_of_exit_codes_is_complete() -> None:

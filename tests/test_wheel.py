@@ -99,7 +99,7 @@ def test_the_installed_wheel_answers_on_the_command_line(installed: Path, tmp_pa
         cwd=tmp_path,
     )
     answer = subprocess.run(
-        [installed / "bin" / "stepengine", "version"], check=True, capture_output=True, text=True, cwd=tmp_path
+        [installed / "bin" / "stepengine", "--version"], check=True, capture_output=True, text=True, cwd=tmp_path
     )
 
     assert where.stdout.startswith(str(own))

@@ -1,5 +1,5 @@
 """
-The search of `stepengine improve` beside a naive one, on the same tasks, with the same models, seeds and budget.
+The search of `stepengine compare improve` beside a naive one, on the same tasks, with the same models, seeds and budget.
 
 The naive search shows the model that reflects the agent alone, not how it failed, runs each version that comes of it on all cases, and
 goes on from the best. Who decides is the same: held-out cases, and the interval.
@@ -51,6 +51,7 @@ def improved(task: str, seed: int, folder: Path) -> Found:
     """Search as the command does."""
     file, script = f"{HERE / task}.py", f"{HERE / 'reflecting.py'}"
     typed = [
+        "compare",
         "improve",
         file,
         "--eval",

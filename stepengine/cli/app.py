@@ -18,7 +18,7 @@ import typer.core
 import typer.main
 
 from stepengine.cli.exits import EXIT_CODES, Exit, explain_errors, leave
-from stepengine.cli.listing import FIRST, LISTED, OVERVIEW, UNDER, ListedCommand, version
+from stepengine.cli.listing import FIRST, LISTED, OVERVIEW, UNDER, ListedCommand
 
 __all__ = ("app",)
 
@@ -34,8 +34,9 @@ AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 RUNNING = ("run", "chat", "ask", "resume", "replay", "fork", "extend")
 """Those that leave with any of the exit codes."""
 LOCAL = (
-    *RUNNING, "agents", "doctor", "view", "debug", "undo", "test", "ready", "impact", "blame", "pin", "eval", "improve", "acp", "mcp serve",
-    "policy", "export", "import", "release move", "schedules", "wake", "studio",
+    *RUNNING, "show", "runs", "studio", "eval", "test", "debug", "undo", "acp", "ready", "wake", "mcp serve", "agents list", "config doctor",
+    "config policy", "compare impact", "compare blame", "compare pin", "compare improve", "journal export", "journal import",
+    "deploy release",
 )  # fmt: skip
 """Those that look for agents in ./agents, and take --trust."""
 ASKING = ("run", "chat")
@@ -84,9 +85,15 @@ def _leaving(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
 
 
 def _print_version(is_asked: bool) -> None:
-    if is_asked:
-        version()
-        raise typer.Exit
+    if not is_asked:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        print(f"stepengine {version('stepengine')}")
+    except PackageNotFoundError:
+        print("stepengine (not installed: run from its source folder)")
+    raise typer.Exit
 
 
 def _first(

@@ -280,7 +280,7 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     models = registry_of(options.settings)
     if not options.base_url:
         if options.api_key_env:
-            msg = "--api-key-env names the key of the server at --base-url, which is not given; `stepengine models` lists the variables of providers"
+            msg = "--api-key-env names the key of the server at --base-url, which is not given; `stepengine agents models` lists the variables of providers"
             raise UsageProblem(msg)
         return models
     if not options.base_url.startswith(("http://", "https://")):

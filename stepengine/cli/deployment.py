@@ -17,7 +17,7 @@ import typer
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.screen.render import message_of
 from stepengine.cli.settings import UsageProblem
-from stepengine.errors import ReplayDivergence, StepEngineError
+from stepengine.errors import BadYield, DataError, InputError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
@@ -44,7 +44,9 @@ Db: TypeAlias = Annotated[
 ]
 App: TypeAlias = Annotated[str, typer.Option(help="The deployment's name.")]
 Pool: TypeAlias = Annotated[str, typer.Option(help="Which workers: those of this pool.")]
-Run: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, as `stepengine submit` printed it.")]
+Run: TypeAlias = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's id, as `stepengine deploy submit` printed it.")
+]
 
 
 def database_of(given: str) -> str:
@@ -120,6 +122,8 @@ def post_to_journal(post: Callable[[Any], object]) -> Exit:
 
     try:
         post(posting)
+    except (InputError, BadYield, DataError):
+        raise  # wrong usage
     except StepEngineError as error:
         return complain(error.message, Exit.FAILED)
     return Exit.COMPLETED

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from stepengine.cli.exits import Exit
 from stepengine.cli.interrupts import loading
 
-__all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "ListedCommand", "version")
+__all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "ListedCommand")
 
 OVERVIEW = r"""
 Run programmatic LLM agents: Python generators decide, the engine performs.
@@ -21,8 +21,8 @@ Run programmatic LLM agents: Python generators decide, the engine performs.
 Start here (no key, no network):
   stepengine demo
   stepengine init my-agent
-  stepengine agents
-  stepengine models
+  stepengine agents list
+  stepengine agents models
   stepengine run code_searcher \
       --params '{"search_queries": [{"pattern": "def main"}]}'
 
@@ -31,7 +31,7 @@ Every run is recorded. Look at it, go on with it, repeat it:
   stepengine chat
   stepengine runs
   stepengine show --last
-  stepengine view --last --open
+  stepengine show --last --html --open
   stepengine resume --last --answer q3=yes
   stepengine replay --last
 """
@@ -41,8 +41,8 @@ Agents as Python generators: they decide, the engine performs.
 
   stepengine demo                    watch one work; no key, no network
   stepengine init my-agent           a project: agent, tests, a recorded run
-  stepengine doctor                  which models and tools work here
-  stepengine run AGENT "Do this"     run one; `stepengine agents` lists them
+  stepengine config doctor           which models and tools work here
+  stepengine run AGENT "Do this"     run one of `stepengine agents list`
   stepengine chat                    talk with one; it asks before it acts
   stepengine show --last             every run is recorded: look at it,
   stepengine resume --last           go on with it, or `replay` it for nothing
@@ -71,125 +71,129 @@ class ListedCommand(NamedTuple):
 
 
 GROUPS = {
-    "Begin": {
+    "Start here": {
         "demo": ListedCommand("commands.demo:demo", "Watch an agent edit a small project, without a key."),
         "init": ListedCommand("commands.init:init", "Make a project: an agent, its tests, a recorded run, and CI."),
-        "agents": ListedCommand("commands.agents:agents", "List the agents that can be run."),
-        "tools": ListedCommand("commands.tools:tools", "List the bundled tools, and what they take and give."),
-        "models": ListedCommand(
-            "commands.models:models", "List the providers of models, and whether their keys are set."
-        ),
-        "doctor": ListedCommand("commands.doctor:doctor", "Say what is here, what is missing, and how to repair it."),
-    },
-    "Every day": {
         "run": ListedCommand("commands.run:run", "Run an agent, and print its output."),
         "chat": ListedCommand("commands.chat:chat", "Talk with an agent: watch it work, decide what it may do."),
-        "runs": ListedCommand("commands.runs:runs", "List the recorded runs of this folder."),
-        "show": ListedCommand("commands.show:show", "Show a run step by step."),
+        "runs": ListedCommand("commands.runs:runs", "List the recorded runs of this folder, or schedules."),
+        "show": ListedCommand("commands.show:show", "Show a run step by step, here or as a page for a browser."),
         "studio": ListedCommand("commands.studio:studio", "Open a page where runs are started, watched and answered."),
-        "view": ListedCommand("commands.view:view", "Write a run as one page for a browser."),
         "resume": ListedCommand("commands.resume:resume", "Go on with a run: answer it, or pick it up after a crash."),
         "replay": ListedCommand("commands.replay:replay", "Repeat a run from its record, without model and network."),
-        "debug": ListedCommand("commands.debug:debug", "Stand at any step of a recorded run, and go both ways."),
-        "undo": ListedCommand("commands.undo:undo", "Bring back the files that a run wrote."),
-        "wake": ListedCommand("commands.wake:wake", "Go on with runs that sleep, when their time has come."),
-        "post": ListedCommand("commands.post:post", "Send a message to a run: what its Receive on TOPIC gets."),
-        "schedules": ListedCommand(
-            "commands.schedules:schedules", "List when agents are started by themselves: next and last."
-        ),
-    },
-    "Test and compare": {
-        "test": ListedCommand("commands.test:suite", "Replay runs against the present code, as a test suite."),
-        "ready": ListedCommand("commands.ready:ready", "Say which waiting runs go on with the present code."),
-        "diff": ListedCommand("commands.diff:diff", "Show what two runs did differently."),
-        "extend": ListedCommand("commands.extend:extend", "Record a run again where its agent was changed."),
         "fork": ListedCommand("commands.fork:fork", "Go on from the middle of a run, in a new journal."),
         "eval": ListedCommand(
             "commands.evaluate:evaluate", "Say how good agents are at a set of tasks, with intervals."
         ),
-        "improve": ListedCommand("commands.improve:improve", "Search for a better version of an agent, and prove it."),
-        "impact": ListedCommand("commands.impact:impact", "Say what a change of an agent does to recorded runs."),
-        "blame": ListedCommand("commands.blame:blame", "Find the step at which a failed run lost its chance."),
-        "pin": ListedCommand("commands.pin:pin", "Turn a run that failed into a test that fails until repaired."),
-        "price": ListedCommand("commands.price:price", "Say what recorded runs would have cost with other models."),
-        "chaos": ListedCommand(
-            "commands.chaos:chaos", "Run an agent in worlds where models, tools and processes fail."
-        ),
-    },
-    "Models, editors and other programs": {
-        "ask": ListedCommand("commands.ask:ask", "Call a model once, and print its reply while it comes."),
-        "acp": ListedCommand("commands.acp:acp", "Serve an agent to an editor; the editor starts this command."),
         "serve": ListedCommand("commands.serve:serve", "Serve runs over HTTP until told to stop."),
     },
-    "Journals, keys and settings": {
-        "check": ListedCommand("commands.check:check", "Check journals: are they whole, and free of keys?"),
-        "verify": ListedCommand("commands.verify:verify", "Tell whether a signed journal is as it was written."),
-        "seal": ListedCommand("commands.seal:seal", "Make a journal valid again after it was edited by hand."),
-        "repair": ListedCommand("commands.repair:repair", "Keep the sound start of a damaged journal in a new file."),
-        "scan": ListedCommand("commands.scan:scan", "Look for keys and tokens in files of any kind."),
-        "scrub": ListedCommand("commands.scrub:scrub", "Copy a journal without what looks like a secret."),
-        "policy": ListedCommand("commands.policy:policy", "Check a policy, and try it on recorded runs."),
-        "trust": ListedCommand("trusting:trust", "Let commands run the agent files of a folder."),
-        "config": ListedCommand("commands.config:config", "Show every setting, its value and where it came from."),
-        "version": ListedCommand("listing:version", "Print the version."),
-    },
-    "Deploy": {
-        "worker": ListedCommand("commands.worker:worker", "Run durable runs from a database until told to stop."),
-        "submit": ListedCommand("commands.submit:submit", "Order a durable run, and print its id."),
-        "status": ListedCommand("commands.status:status", "Show a deployment: runs, workers alive and dead, releases."),
-        "answer": ListedCommand("commands.answer:answer", "Answer a question of a run in another process."),
-        "say": ListedCommand("commands.say:say_to", "Send a message to a run in another process."),
+    "More commands": {
+        "test": ListedCommand("commands.test:suite", "Replay runs against the present code, as a test suite."),
+        "debug": ListedCommand("commands.debug:debug", "Stand at any step of a recorded run, and go both ways."),
+        "ask": ListedCommand("commands.ask:ask", "Call a model once, and print its reply while it comes."),
+        "undo": ListedCommand("commands.undo:undo", "Bring back the files that a run wrote."),
+        "send": ListedCommand("commands.send:send", "Send a message or an answer to a run, in any process."),
         "cancel": ListedCommand("commands.cancel:cancel", "Cancel a run in another process."),
-        "retry": ListedCommand("commands.retry:retry", "Continue a stopped durable run after its last record."),
-        "takeover": ListedCommand("commands.takeover:takeover", "Give the runs of a dead worker to the living."),
-        "export": ListedCommand("commands.moving:export", "Write a durable run into an ordinary journal file."),
-        "import": ListedCommand("commands.moving:import_", "Let a run of a journal file go on as a durable run."),
-        "gc": ListedCommand("commands.gc:collect", "Delete durable runs that ended long ago."),
-        "migrate": ListedCommand("commands.migrate:migrate", "Make and update the tables of durable runs."),
+        "acp": ListedCommand("commands.acp:acp", "Serve an agent to an editor; the editor starts this command."),
+        "extend": ListedCommand("commands.extend:extend", "Record a run again where its agent was changed."),
+        "ready": ListedCommand("commands.ready:ready", "Say which waiting runs go on with the present code."),
+        "wake": ListedCommand("commands.wake:wake", "Go on with runs that sleep, when their time has come."),
     },
+    "Groups of commands": {},
 }
-"""Every command, by its group and its name; those that are needed first and most stand first."""
+"""Commands of one word, by the panel of the list and their name; those that are needed first come first."""
 UNDER = {
-    "cassette": (
-        "Test and compare",
-        "Record the HTTP traffic of any Python program, and replay it.",
+    "journal": (
+        "Groups of commands",
+        "Check, repair and move recorded runs.",
         {
-            "record": ListedCommand("commands.cassette:record", "Run a program and record its HTTP traffic."),
-            "replay": ListedCommand("commands.cassette:replay", "Run a program on recorded replies, without network."),
+            "check": ListedCommand("commands.check:check", "Check journals and files: damage, secrets, signatures."),
+            "repair": ListedCommand("commands.repair:repair", "Repair a damaged journal, or make an edited one valid."),
+            "scrub": ListedCommand("commands.scrub:scrub", "Copy a journal without what looks like a secret."),
+            "export": ListedCommand("commands.moving:export", "Write a durable run into an ordinary journal file."),
+            "import": ListedCommand("commands.moving:import_", "Let a run of a journal file go on as a durable run."),
+        },
+    ),
+    "compare": (
+        "Groups of commands",
+        "Compare runs, models and versions of an agent.",
+        {
+            "diff": ListedCommand("commands.diff:diff", "Show what two runs did differently."),
+            "impact": ListedCommand("commands.impact:impact", "Say what a change of an agent does to recorded runs."),
+            "blame": ListedCommand("commands.blame:blame", "Find the step at which a failed run lost its chance."),
+            "pin": ListedCommand("commands.pin:pin", "Turn a run that failed into a test that fails until repaired."),
+            "improve": ListedCommand(
+                "commands.improve:improve", "Search for a better version of an agent, and prove it."
+            ),
+            "price": ListedCommand("commands.price:price", "Say what recorded runs would have cost with other models."),
+        },
+    ),
+    "agents": (
+        "Groups of commands",
+        "Agents, tools and models here; packages of agents; trust.",
+        {
+            "list": ListedCommand("commands.agents:agents", "List the agents that can be run."),
+            "tools": ListedCommand("commands.tools:tools", "List the bundled tools, and what they take and give."),
+            "models": ListedCommand(
+                "commands.models:models", "List the providers of models, and whether their keys are set."
+            ),
+            "check": ListedCommand(
+                "commands.package:check", "Check what somebody who installs a package of agents meets."
+            ),
+            "agree": ListedCommand("commands.package:agree", "Agree to what the agents of an installed package want."),
+            "trust": ListedCommand("trusting:trust", "Let commands run the agent files of a folder."),
+        },
+    ),
+    "config": (
+        "Groups of commands",
+        "Settings, policies, and whether everything here works.",
+        {
+            "show": ListedCommand("commands.config:config", "Show every setting, its value and where it came from."),
+            "doctor": ListedCommand(
+                "commands.doctor:doctor", "Say what is here, what is missing, and how to repair it."
+            ),
+            "policy": ListedCommand("commands.policy:policy", "Check a policy, and try it on recorded runs."),
         },
     ),
     "mcp": (
-        "Models, editors and other programs",
+        "Groups of commands",
         "Agents as tools for MCP clients, and a look at MCP servers.",
         {
             "serve": ListedCommand("commands.mcp:serve", "Offer agents as the tools of an MCP server."),
             "inspect": ListedCommand("commands.mcp:inspect_server", "Show what an MCP server offers."),
         },
     ),
-    "release": (
-        "Deploy",
-        "Let durable runs go on with another version of their agents.",
+    "cassette": (
+        "Groups of commands",
+        "Record the HTTP traffic of any Python program, and replay it.",
         {
-            "move": ListedCommand("commands.moving:move", "Let runs of one release go on with another."),
+            "record": ListedCommand("commands.cassette:record", "Run a program and record its HTTP traffic."),
+            "replay": ListedCommand("commands.cassette:replay", "Run a program on recorded replies, without network."),
+        },
+    ),
+    "deploy": (
+        "Groups of commands",
+        "Durable runs: workers, orders, releases, the database.",
+        {
+            "worker": ListedCommand("commands.worker:worker", "Run durable runs from a database until told to stop."),
+            "submit": ListedCommand("commands.submit:submit", "Order a durable run, and print its id."),
+            "status": ListedCommand(
+                "commands.status:status", "Show a deployment: runs, workers alive and dead, releases."
+            ),
+            "release": ListedCommand("commands.moving:move", "Let runs of one release go on with another."),
+            "takeover": ListedCommand("commands.takeover:takeover", "Give the runs of a dead worker to the living."),
+            "retry": ListedCommand("commands.retry:retry", "Continue a stopped durable run after its last record."),
+            "migrate": ListedCommand("commands.migrate:migrate", "Make and update the tables of durable runs."),
+            "gc": ListedCommand("commands.gc:collect", "Delete durable runs that ended long ago."),
         },
     ),
     "tokens": (
-        "Deploy",
-        "Say who may use a server of runs: tokens, and what each allows.",
+        "Groups of commands",
+        "Tokens of a server of runs, and what each allows.",
         {
             "add": ListedCommand("commands.tokens:add", "Make a token, and print it: it is shown this one time."),
             "list": ListedCommand("commands.tokens:listed", "List who has a token, and for what."),
-            "remove": ListedCommand("commands.tokens:remove", "Remove a token: whoever has it is let in no more."),
-        },
-    ),
-    "package": (
-        "Begin",
-        "Agents as packages: check one before you share it, agree to one.",
-        {
-            "check": ListedCommand(
-                "commands.package:check", "Check what somebody who installs a package of agents meets."
-            ),
-            "agree": ListedCommand("commands.package:agree", "Agree to what the agents of an installed package want."),
+            "revoke": ListedCommand("commands.tokens:revoke", "Revoke a token: its holder is refused from then on."),
         },
     ),
 }
@@ -203,15 +207,3 @@ LISTED = {
     ]
 }
 """What the list shows, by name and in its order: the group, and the command or what a first word stands for."""
-
-
-def version() -> Exit:
-    """Print the version."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        print(f"stepengine {installed('stepengine')}")
-    except PackageNotFoundError:
-        print("stepengine (not installed: run from its source folder)")
-    return Exit.COMPLETED

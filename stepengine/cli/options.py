@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Container
 from datetime import timedelta
@@ -38,6 +39,7 @@ __all__ = (
     "Repeat",
     "TrustAnswers",
     "parse_age_option",
+    "read_params",
     "with_options",
 )
 
@@ -79,7 +81,7 @@ Price: TypeAlias = Annotated[
 Config: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--config", help="Settings that you trust, whatever they set; see `stepengine config`.", metavar="FILE"
+        "--config", help="Settings that you trust, whatever they set; see `stepengine config show`.", metavar="FILE"
     ),
 ]
 Last: TypeAlias = Annotated[bool, typer.Option("--last", help="The newest run of this folder, in place of FILE.")]
@@ -244,7 +246,11 @@ AskForMore: TypeAlias = Annotated[
 NoJournal: TypeAlias = Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")]
 Sign: TypeAlias = Annotated[
     str,
-    typer.Option("--sign", help="Private key by which the journal is signed; see `stepengine verify`.", metavar="KEY"),
+    typer.Option(
+        "--sign",
+        help="Private key by which the journal is signed; `stepengine journal check --key` verifies it.",
+        metavar="KEY",
+    ),
 ]
 Files = Annotated[list[str], typer.Argument(metavar="FILE", help="Journals.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -259,3 +265,31 @@ Answers = Annotated[
     list[str] | None,
     typer.Option("--answer", help="Answer to a question; may be given several times.", metavar="ID=TEXT"),
 ]
+
+
+def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
+    """
+    Return the object in *text*, which *option* was given: JSON, or ``@FILE`` with JSON in it.
+
+    Raises:
+        UsageProblem: when it is not a JSON object, or there is no such file.
+    """
+    if not text:
+        return None
+    source = option
+    if text.startswith("@"):
+        source = text[1:]
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            msg = f"{option} {source!r} cannot be read: {error}"
+            raise UsageProblem(msg) from None
+    try:
+        params = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f'{source} is not JSON: {error}. Give an object such as \'{{"files": ["shop.py"]}}\', or @FILE'
+        raise UsageProblem(msg) from None
+    if not isinstance(params, dict):
+        msg = f'{source} is JSON, but no object: give one such as \'{{"files": ["shop.py"]}}\''
+        raise UsageProblem(msg)
+    return params

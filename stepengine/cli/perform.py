@@ -221,7 +221,7 @@ def _tell_waits(result: RunResult, again: str) -> None:
         if again and one.kind == "message":
             file = shlex.quote(shlex.split(again)[2])  # behind `stepengine resume`
             path = f" --path {one.path}" if one.path else ""
-            complain(f"send it with: stepengine post {file} {shlex.quote(one.topic)} JSON{path}")
+            complain(f"send it with: stepengine send {file} --topic {shlex.quote(one.topic)} JSON{path}")
     if others and again:
         early = f"; now, whatever the time is: {again} --now" if result.wakes_at is not None else ""
         complain(f"`stepengine wake` goes on with it then, or by hand: {again}{early}")

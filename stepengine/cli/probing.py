@@ -1,5 +1,5 @@
 """
-What a package of agents is where nothing of its author's is: a process of its own, started by ``stepengine package check``.
+What a package of agents is where nothing of its author's is: a process of its own, started by ``stepengine agents check``.
 
 It writes one JSON object: ``problems``, and by agent what its code has, as ``stepengine-agents.json`` declares it. What it prints
 belongs to the package, which may print whatever it wants.

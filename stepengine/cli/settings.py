@@ -337,7 +337,7 @@ def key_of(name: str, origin: Origin | None = None) -> SettingKey:
         if key.matches(name):
             return key
     hint = did_you_mean(
-        name, [key.name for key in KEYS], alike=0.5, otherwise="; `stepengine config` lists what there is"
+        name, [key.name for key in KEYS], alike=0.5, otherwise="; `stepengine config show` lists what there is"
     )
     msg = f"{f'{origin}: ' if origin else ''}there is no setting {name!r}{hint}"
     raise UsageProblem(msg)

@@ -1,5 +1,5 @@
 """
-``stepengine trust``, and what every command asks, tells and refuses about code of the working folder.
+``stepengine agents trust``, and what every command asks, tells and refuses about code of the working folder.
 
 An agent file of a folder that nobody trusted is not run. ``run`` and ``chat`` ask a person at a terminal, once; everything
 else says what it did not run and how to trust it.
@@ -63,10 +63,10 @@ def trust(
     --trust=sha256:... of a command trusts the content of ./agents, for that command.
 
     Examples:
-      stepengine trust
-      stepengine trust ../project
-      stepengine trust --list
-      stepengine trust ../project --forget
+      stepengine agents trust
+      stepengine agents trust ../project
+      stepengine agents trust --list
+      stepengine agents trust ../project --forget
       stepengine run code_reviewer "Look at it" --trust sha256:9f2c...
     """
     from stepengine.engine import trust as kept
@@ -75,7 +75,7 @@ def trust(
         found = [str(one) for one in kept.trusted_folders()]
         print(dumps(found) if as_json else "\n".join([visible(one, strict=True) for one in found]))
         return Exit.COMPLETED
-    refuse_inside("stepengine trust")
+    refuse_inside("stepengine agents trust")
     local = folder / kept.LOCAL
     if forget:
         was_trusted = kept.forget(local)

@@ -361,7 +361,7 @@ def away(url: str) -> Iterator[None]:
     except (psycopg.Error, DBAPIError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if isinstance(cause, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
-            msg = f"the database {shown_url(url)} does not have the tables of this version: start a worker, or `stepengine migrate`"
+            msg = f"the database {shown_url(url)} does not have the tables of this version: start a worker, or `stepengine deploy migrate`"
             raise DatabaseAway(msg) from error
         # Text with a NUL is refused before it is sent, JSON with one by the server.
         if isinstance(cause, psycopg.DataError) and cause.sqlstate in (None, "22P05"):

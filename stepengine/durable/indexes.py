@@ -103,7 +103,7 @@ async def made_indexes(own: Any) -> None:
                 await own.execute(f"create index {name} on dbos.workflow_status {what}")
     except lacks_rights():
         LOGGER.warning(
-            "indexes are missing, and this role may not make them: run `stepengine migrate` with one that may"
+            "indexes are missing, and this role may not make them: run `stepengine deploy migrate` with one that may"
         )
     finally:
         await own.execute(UNLOCK)

@@ -224,7 +224,7 @@ class SharedRates:
                 await made_tables(own)
         if not (is_there or migrate):
             await self.close()
-            msg = "rate_limits= needs tables that the database does not have: run `stepengine migrate`"
+            msg = "rate_limits= needs tables that the database does not have: run `stepengine deploy migrate`"
             raise StepEngineError(msg)
 
     async def close(self) -> None:

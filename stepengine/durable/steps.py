@@ -524,7 +524,7 @@ class Steps:
             return await self._asking(item, name, shown_address(item.path, effect.seq))
         wanted: list[tuple[str, Mapping[str, object]]] = []
         # What a run waits for is a step before the wait, since the wait itself is recorded only when it is over, and
-        # `stepengine status` has to see it meanwhile. What may be done again needs no mark: the step that holds its
+        # `stepengine deploy status` has to see it meanwhile. What may be done again needs no mark: the step that holds its
         # outcome is enough.
         if type(effect) in WAITS:
             wanted.append((f"{WAIT}:{print_}", self._waiting_for(item)))
@@ -1229,7 +1229,7 @@ class _Elsewhere:
         # The child has no result and will have none by itself: it diverged, was set aside as poison, or its row cannot
         # be read. That is no outcome of the parent's effect, for once the cause is mended both go on; recorded as a
         # failure, the handler would have gone another way by then. So the parent stops here, too, unrecorded, and
-        # `stepengine retry` goes on with both (durable:U5).
+        # `stepengine deploy retry` goes on with both (durable:U5).
         except Exception as error:
             msg = f"the run {child.id!r} cannot go on: {error}"
             raise _Unrecorded(Stop("diverged", run.at(), ReplayDivergence(msg))) from error

@@ -54,7 +54,7 @@ async def made_list(own: Any, *, role: str | None = None) -> None:
             await own.execute(f"{grant} to {quote_name(role or '')}")
     except lacks_rights():
         LOGGER.warning(
-            "the list of workers is missing, and this role may not make it: run `stepengine migrate` with one that may"
+            "the list of workers is missing, and this role may not make it: run `stepengine deploy migrate` with one that may"
         )
     finally:
         await own.execute(UNLOCK)
@@ -66,7 +66,9 @@ async def enlist(own: Any, app: str, executor: str, pool: str, release: str) -> 
         try:
             await own.execute(ENLIST, (app, executor, pool, release))
         except lacks_rights():
-            LOGGER.warning("the list of workers may not be written by this role: run `stepengine migrate --role`")
+            LOGGER.warning(
+                "the list of workers may not be written by this role: run `stepengine deploy migrate --role`"
+            )
 
 
 async def strike_off(own: Any, app: str, executor: str) -> None:

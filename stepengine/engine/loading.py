@@ -141,7 +141,7 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxe
             id, with ``_`` for ``-``, or holds an agent of that id. ``publisher/name`` is an agent of an installed package, and
             ``publisher/name@version`` that version of it; where no package has it, the name is looked for, and the version is
             not checked. A path is never asked about. ``./agents`` is searched where its code may run: a person
-            trusted it (``stepengine trust``), or code of its project runs already, such as the main file or tests.
+            trusted it (``stepengine agents trust``), or code of its project runs already, such as the main file or tests.
         folders: More folders to look in.
         sandboxed: Whether the file, which is named by its path, is a stranger's: it is not imported, and its handler runs in the
             sandbox, which needs the extra ``programs``. ``"sandboxed:FILE"`` says the same.

@@ -330,7 +330,7 @@ def _folder_of(dist: metadata.Distribution, module: str) -> Path:
             folder = folder / part if (folder / part).is_dir() else folder
         if (folder / FILE).is_file() and any(folder.is_relative_to(root) for root in roots):
             return folder
-    msg = f"no {FILE!r} lies in the folder of {module!r}; `stepengine package check --write` in its project makes one"
+    msg = f"no {FILE!r} lies in the folder of {module!r}; `stepengine agents check --write` in its project makes one"
     raise DefinitionError(msg)
 
 

@@ -79,7 +79,7 @@ def post_to_journal(journal: JournalLike, message: Message) -> bool:
     found: Journal = as_journal(journal)
     history = _open(found, message.path)
     if message.path and not history.has_run(message.path):
-        msg = f"there is no run at the path {message.path!r} in {found.name}; nothing was posted"
+        msg = f"there is no run at the path {message.path!r} in {found.name}; nothing was sent"
         raise StepEngineError(msg)
     return _post_letters(found, [letter])
 
@@ -207,7 +207,7 @@ def _open(journal: Journal, path: str = "") -> History:
     history = journal.history()
     if history.is_complete or history.has_ended(path):
         which = f"the child at {path!r}" if path and not history.is_complete else "the run"
-        msg = f"{which} in {journal.name} has ended and takes no messages; nothing was posted"
+        msg = f"{which} in {journal.name} has ended and takes no messages; nothing was sent"
         raise StepEngineError(msg)
     return history
 

@@ -89,7 +89,7 @@ class Foreign:
     @property
     def how(self) -> str:
         """The command that trusts it, as a shell takes it."""
-        return f"stepengine trust {shlex.quote(str(self.project))}"
+        return f"stepengine agents trust {shlex.quote(str(self.project))}"
 
 
 @frozen
@@ -115,7 +115,7 @@ class Wishes:
     @property
     def how(self) -> str:
         """The command that agrees to it."""
-        return f"stepengine package agree {self.package}"
+        return f"stepengine agents agree {self.package}"
 
 
 class TrustGate(Protocol):

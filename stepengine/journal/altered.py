@@ -45,7 +45,7 @@ def chain_of(key: SigningKey, content: bytes, history: History) -> Chain:
     look.at_all(content)
     if look.problems:
         msg = (
-            f"{history.name} is not as it was signed: {'; '.join(listed(look.problems))}. Nothing was run; `stepengine verify` tells "
+            f"{history.name} is not as it was signed: {'; '.join(listed(look.problems))}. Nothing was run; `stepengine journal check --key` tells "
             "the same"
         )
         raise JournalCorrupt(msg)

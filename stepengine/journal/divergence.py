@@ -128,7 +128,7 @@ def _advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
     lines.append("    --stepengine-record=extend in a test, or =rewrite to record it all again")
     lines += [
         f"  to look at what led here, with the variables: stepengine debug {file}",
-        "  to compare two journals: diff(a, b)  or  stepengine diff A B",
+        "  to compare two journals: diff(a, b)  or  stepengine compare diff A B",
     ]
     return "\n".join(lines)
 

@@ -357,7 +357,7 @@ class Mailbox(abc.ABC):
         # and posted a second time.
         for what, text in (("id", letter.id), ("topic", letter.topic)):
             if redactor.suspicious(text) and redactor.text(text) != text:
-                msg = f"the {what} of a letter holds a secret; it is written as it is, so nothing was posted"
+                msg = f"the {what} of a letter holds a secret; it is written as it is, so nothing was sent"
                 raise InputError(msg)
         text = to_text(letter.value)
         if not redactor.suspicious(text):
@@ -380,7 +380,7 @@ class Mailbox(abc.ABC):
     def _check_room(self, letters: int, size: int) -> None:
         """Raise when so many letters and bytes, those to be added included, are too many."""
         if letters > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
-            msg = f"{self.name} is full: it takes {MAX_LETTERS:,} letters and {MAX_MAILBOX_BYTES:,} bytes; nothing was posted"
+            msg = f"{self.name} is full: it takes {MAX_LETTERS:,} letters and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
             raise JournalWriteFailed(msg)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import frozen
@@ -32,7 +32,7 @@ from stepengine.journal.records import (
     to_text,
 )
 from stepengine.journal.store import Journal, MemoryJournal
-from stepengine.redaction import Redactor
+from stepengine.redaction import Redactor, Rules
 
 __all__ = (
     "Edit",
@@ -70,11 +70,15 @@ class Report:
         return not self.problems
 
 
-def check(journal: JournalLike) -> Report:
+def check(journal: JournalLike, *, allow_secrets: Iterable[str] = ()) -> Report:
     """
     Look at every record of a journal: checksums, order, fingerprints, blobs, outcomes, and what looks like a secret.
 
     Nothing is changed and nothing raised: what is wrong stands in the report.
+
+    Args:
+        journal: The journal.
+        allow_secrets: Hashes of values that look like secrets and are none, as ``Leak.digest`` has them.
     """
     source = as_journal(journal)
     try:
@@ -92,7 +96,7 @@ def check(journal: JournalLike) -> Report:
         history.is_complete,
         reading.torn,
         tuple(problems),
-        tuple(_secrets(reading.records)),
+        tuple(_secrets(reading.records, allow_secrets)),
     )
 
 
@@ -127,8 +131,8 @@ def _effect_problems(history: History, record: Intent | Result, prints: Fingerpr
         yield f"the {record.kind} of {where} cannot be read: {error}"
 
 
-def _secrets(records: list[Record]) -> Iterator[str]:
-    redactor = Redactor({}, shapes=True)
+def _secrets(records: list[Record], allowed: Iterable[str]) -> Iterator[str]:
+    redactor = Redactor({}, shapes=True, rules=Rules(allowed=allowed))
     for number, record in enumerate(records, 1):
         # One that cannot be read stands among the problems.
         with contextlib.suppress(JournalError, RecursionError):
@@ -242,9 +246,7 @@ def _parse_line(number: int, line: bytes, name: str) -> Mapping[str, object]:
     try:
         line.decode()
     except UnicodeDecodeError as error:
-        msg = (
-            f"{where} is not UTF-8: {error}; sealing is for lines that were edited, see `stepengine repair` for damage"
-        )
+        msg = f"{where} is not UTF-8: {error}; sealing is for lines that were edited, see `stepengine journal repair` for damage"
         raise JournalCorrupt(msg) from error
     return members_of(line, where)
 

@@ -423,12 +423,12 @@ def _damage_error(records: Sequence[Record], offset: int, source: JournalBytes, 
     why = "its checksum does not follow from the record before it" if is_moved else "its checksum is wrong"
     file = file_of(source.name)
     msg = (
-        f"{RecordPlace(source, offset)} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine seal {file}` shows what was "
+        f"{RecordPlace(source, offset)} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine journal repair {file} --seal` shows what was "
         "edited and makes it valid. "
     )
     if records:
         msg += (
-            f"The records before it are whole: `stepengine repair {file} --until {len(records)}` keeps them in a new file, "
+            f"The records before it are whole: `stepengine journal repair {file} --until {len(records)}` keeps them in a new file, "
             "which can be resumed"
         )
     else:

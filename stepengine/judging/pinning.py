@@ -143,7 +143,7 @@ def _agent(agent: str) -> str:
 
 TEMPLATE = '''\
 """
-A run that failed, kept by `stepengine pin`: {reason}
+A run that failed, kept by `stepengine compare pin`: {reason}
 
 It passes when the agent is repaired. What the repair changes goes on from there with REPLIES and RESULTS.
 """

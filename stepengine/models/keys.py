@@ -151,7 +151,7 @@ def find_key(
     names = " or ".join(variables) or "an environment variable"
     msg = (
         f"there is no API key for {provider!r}: set {names}, pass {argument}, set base_url (on the command line "
-        "--base-url) for a local server, use a model of another provider (on the command line --model; `stepengine models` lists them), "
+        "--base-url) for a local server, use a model of another provider (on the command line --model; `stepengine agents models` lists them), "
         "or do without a key: `stepengine demo`, and `stepengine studio --script FILE`, where a script answers"
     )
     raise MissingKey(msg, kind="missing_key")

@@ -364,7 +364,7 @@ class Models:
 
     def _names(self) -> str:
         listed = list_names(self.providers, quoted=True, none="(none is registered)")
-        return f"{listed} (`stepengine models` lists them)" if len(self.providers) > MAX_SUGGESTIONS else listed
+        return f"{listed} (`stepengine agents models` lists them)" if len(self.providers) > MAX_SUGGESTIONS else listed
 
     def _match(self, model: str) -> ModelRef:
         found = [prefix for prefix in self._sources if self._provider(prefix).supports_model(model)]

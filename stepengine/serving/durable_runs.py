@@ -592,7 +592,7 @@ class DurableRuns:
 
     async def forget_session(self, caller: Caller, session: str, *, owner: str | None) -> None:
         """Refuse to forget a conversation."""
-        msg = "conversations in a database are forgotten with their runs, by `stepengine gc`"
+        msg = "conversations in a database are forgotten with their runs, by `stepengine deploy gc`"
         raise _not_here(msg)
 
     # --- beside runs --------------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def _of_damage(error: JournalCorrupt) -> Problem:
     logger.warning("a journal cannot be read: %s", error.message)
     record = DAMAGED_RECORD.search(error.message)
     which = "a record" if record is None else record[0]
-    said = f"{which} of the run's journal is damaged or was not written by stepengine; its server can check it with `stepengine check`"
+    said = f"{which} of the run's journal is damaged or was not written by stepengine; its server can check it with `stepengine journal check`"
     return Problem(said, status=409, kind=kind_of(error))
 
 

@@ -1,7 +1,7 @@
 """
 What is told of the bundled tools: parameters from their schemas, keys of results from their shapes, an example from their text.
 
-The page of the documentation and ``stepengine tools`` say what stands here.
+The page of the documentation and ``stepengine agents tools`` say what stands here.
 """
 
 from __future__ import annotations

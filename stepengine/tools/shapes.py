@@ -2,7 +2,7 @@
 What bundled tools give, as types: one class for each form of a result. And what they take where that is an object.
 
 A result is JSON: a dict of one of these classes, a list of them, or a text. Keys that are not always there are
-``NotRequired``. These classes say it once: ``call`` is typed by them, and the reference and ``stepengine tools`` are made
+``NotRequired``. These classes say it once: ``call`` is typed by them, and the reference and ``stepengine agents tools`` are made
 from them. Models are not shown them, and no request holds them. Annotations are evaluated here, because what is not evaluated
 is always required.
 """

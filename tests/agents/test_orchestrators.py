@@ -121,7 +121,7 @@ def test_every_file_teaches_with_a_command(agent: AgentDefinition[Any]) -> None:
     taught = ast.get_docstring(module) or ""
 
     assert taught.startswith(f"``{agent.id}``: ")
-    typed = "stepengine improve " if agent.id == "improver" else f"stepengine run {agent.id} "
+    typed = "stepengine compare improve " if agent.id == "improver" else f"stepengine run {agent.id} "
     assert typed in taught or "spawn_agent_inline" in taught
 
 

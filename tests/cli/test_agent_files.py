@@ -71,7 +71,7 @@ def test_a_file_of_several_agents_is_taken_by_every_command_that_takes_agents(te
     assert "kid said hello\n" == typed("replay", "run.jsonl", "--agent", boss, "-q").stdout
     assert "run.jsonl  boss" in typed("debug", "run.jsonl", "--agent", boss, "--exec", "print ctx.prompt").stdout
     assert "recorded" not in typed("test", "run.jsonl", "--agent", boss).stderr
-    typed("view", "run.jsonl", "--agent", boss, "-o", "run.html")
+    typed("show", "run.jsonl", "--html", "--agent", boss, "-o", "run.html")
     assert "['kid said hello']" not in typed("run", "team/crew.py#kid", "go", "-q").stdout
 
     (team / "evals.py").write_text(EVALUATION)
@@ -183,10 +183,10 @@ def test_every_agent_of_a_file_is_listed(team: Path) -> None:
     crew = team / "agents/crew.py"
     crew.write_text(crew.read_text().replace("from words", "from _words"))
 
-    listed = {each["id"]: each for each in json.loads(typed("agents", "--json").stdout)}
+    listed = {each["id"]: each for each in json.loads(typed("agents", "list", "--json").stdout)}
 
     assert str(crew) == listed["boss"]["source"] == listed["kid"]["source"]
-    assert re.search(r"^boss\n\S+ kid$", typed("agents", "--tree").stdout, re.MULTILINE)
+    assert re.search(r"^boss\n\S+ kid$", typed("agents", "list", "--tree").stdout, re.MULTILINE)
 
 
 @pytest.mark.spec("generator-contract:G57")

@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 from stepengine import load_agent
 from stepengine.cli import bench, main
 from stepengine.cli.app import app
-from stepengine.cli.listing import GROUPS, UNDER
+from stepengine.cli.listing import GROUPS, LISTED, UNDER
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +104,7 @@ def shown(*arguments: str, width: int) -> list[str]:
 def test_every_command_stands_in_its_group_with_a_description_that_fits_at_80_columns() -> None:
     lines = shown(width=80)
     groups = [lines.index(next(line for line in lines if f"\u2500 {group} \u2500" in line)) for group in GROUPS]
-    widest = max(len(name) for commands in GROUPS.values() for name in commands)
+    widest = max(map(len, LISTED))
 
     assert sorted(groups) == groups
     for start, commands in zip(groups, GROUPS.values(), strict=True):
@@ -112,6 +112,20 @@ def test_every_command_stands_in_its_group_with_a_description_that_fits_at_80_co
         first = [(inspect.getdoc(each.load()) or "").partition("\n")[0] for each in commands.values()]
 
         assert [f" {name:{widest}}  {text}" for name, text in zip(commands, first, strict=True)] == listed
+    assert [f" {name:{widest}}  {text}" for name, (_, text, _) in UNDER.items()] == lines[
+        groups[-1] + 1 : groups[-1] + 1 + len(UNDER)
+    ]
+
+
+@pytest.mark.spec("ecosystem:EC140")
+@pytest.mark.parametrize("first", UNDER)
+def test_a_group_lists_its_commands_with_their_descriptions(first: str) -> None:
+    lines = shown(first, width=100)
+    widest = max(map(len, UNDER[first][2]))
+    texts = [(inspect.getdoc(each.load()) or "").partition("\n")[0] for each in UNDER[first][2].values()]
+
+    assert [each.text for each in UNDER[first][2].values()] == texts
+    assert {f" {name:{widest}}  {text}" for name, text in zip(UNDER[first][2], texts, strict=True)} <= {*lines}
 
 
 @pytest.mark.spec("ecosystem:EC140")
@@ -177,7 +191,7 @@ def examples(name: str) -> list[tuple[str, list[str]]]:
     text = inspect.cleandoc(HELPS[name].__doc__ or "").replace("\\\n", "")
     found = []
     for line in [line for line in text.splitlines() if line.startswith("  ")]:
-        if typed := re.search(r"(?:^ +|\| )stepengine ((?:mcp |release |package |tokens |cassette )?[a-z]+)(.*)", line):
+        if typed := re.search(rf"(?:^ +|\| )stepengine ((?:(?:{'|'.join(UNDER)}) )?[a-z]+)(.*)", line):
             words = shlex.split(re.split(r"(?<=\S) {3,}(?=[a-z])", typed[2])[0])
             ends = [words.index(mark) for mark in ("|", "--") if mark in words]  # behind `--` is another program
             found.append((typed[1], words[: min(ends, default=len(words))]))
@@ -189,7 +203,7 @@ there = functools.cache(load_agent)
 
 @pytest.mark.parametrize("name", HELPS)
 def test_options_and_agents_of_examples_exist(name: str) -> None:
-    assert examples(name) or name in ("version", "acp"), name
+    assert examples(name) or name == "acp", name
     for words, typed in examples(name):
         options = {option for each in parsed()[words].params for option in each.opts}
         first = next((n for n, word in enumerate(typed) if word.startswith("-")), len(typed))
@@ -203,7 +217,10 @@ def test_help_of_a_shared_option_speaks_of_what_the_command_has() -> None:
     """
     A command without ``--model`` does not name it, and only one that has a recorded run speaks of it.
     """
-    known = {*GROUPS["Every day"], *GROUPS["Test and compare"]} - {"eval", "run", "chat"}
+    known = {
+        "resume", "replay", "fork", "extend", "show", "studio", "test", "debug", "undo", "send", "ready", "wake",
+        *[f"compare {name}" for name in UNDER["compare"][2]],
+    }  # fmt: skip
 
     for name, command in parsed().items():
         options = {option: getattr(each, "help", None) or "" for each in command.params for option in each.opts}
@@ -219,21 +236,21 @@ def test_commands_take_no_option_that_would_do_nothing() -> None:
     """
     taken = {name: {option for each in command.params for option in each.opts} for name, command in parsed().items()}
 
-    for name in ("ready", "pin"):
+    for name in ("ready", "compare pin"):
         assert set() == {"--write", "--shell", "--web", "--verbose"} & taken[name], name
-    assert "--json" not in taken["pin"]
+    assert "--json" not in taken["compare pin"]
     assert set() == {"--cwd", "--write", "--verbose"} & taken["eval"]
-    assert set() == {"--verbose"} & (taken["impact"] | taken["blame"])
+    assert set() == {"--verbose"} & (taken["compare impact"] | taken["compare blame"])
 
 
 @pytest.mark.parametrize("width", [80, 160])
-@pytest.mark.parametrize("name", [name for commands in GROUPS.values() for name in commands])
+@pytest.mark.parametrize("name", HELPS)
 def test_every_indented_line_of_a_help_is_shown_whole_and_prose_breaks_at_words(name: str, width: int) -> None:
     """
     Also its brackets and its backslashes, which rich would take for styles.
     """
-    lines = shown(name, width=width)
-    text = inspect.cleandoc(GROUPS[next(g for g in GROUPS if name in GROUPS[g])][name].load().__doc__ or "")
+    lines = shown(*name.split(), width=width)
+    text = inspect.cleandoc(HELPS[name].__doc__ or "")
     indented = [line for line in text.splitlines() if line.startswith(" ")]
     prose = " ".join([line for line in text.splitlines() if not line.startswith(" ")]).split()
 
@@ -253,9 +270,9 @@ def test_without_a_command_ten_lines_begin_a_day() -> None:
     assert max(map(len, lines)) <= 79
     named = re.findall(r"(?:^ +|`)(?:stepengine )?([a-z]+)[ `]", result.stdout, re.MULTILINE)
     assert (
-        {"demo", "init", "doctor", "run", "agents", "chat", "show", "resume", "replay"}
+        {"demo", "init", "config", "run", "agents", "chat", "show", "resume", "replay"}
         <= {*named}
-        <= {*HELPS, "stepengine"}
+        <= {*LISTED, "stepengine"}
     )
 
 
@@ -268,9 +285,10 @@ def test_wrong_usage_is_said_on_stderr(arguments: list[str]) -> None:
     assert "Error" in result.stderr
 
 
-def test_version_prints_the_version() -> None:
-    assert command("version").stdout.startswith("stepengine ")
-    assert command("version").stdout == command("--version").stdout == command("--version", "run").stdout
+def test_the_version_is_an_option_and_no_command() -> None:
+    assert command("--version").stdout.startswith("stepengine ")
+    assert command("--version").stdout == command("--version", "run").stdout
+    assert 2 == command("version").exit_code
 
 
 def test_the_package_itself_can_be_run() -> None:
@@ -289,7 +307,7 @@ def test_agents_lists_what_can_be_named_with_tools_and_source() -> None:
     agent_file('agent = AgentDefinition("mine", description="Does \\x1b[2J things.")', "agents/mine")
     agent_file("x = 1", "agents/broken")
 
-    result = command("agents")
+    result = command("agents", "list")
 
     assert 0 == result.exit_code
     assert "code-searcher\n" in result.stdout
@@ -300,7 +318,7 @@ def test_agents_lists_what_can_be_named_with_tools_and_source() -> None:
 
 
 def test_agents_as_json_is_one_array() -> None:
-    found = {entry["id"]: entry for entry in json.loads(command("agents", "--json").stdout)}
+    found = {entry["id"]: entry for entry in json.loads(command("agents", "list", "--json").stdout)}
 
     assert ["code_search"] == found["code-searcher"]["tools"]
     assert Path(found["editor"]["source"]).is_file()
@@ -310,7 +328,7 @@ def test_an_agent_of_the_folder_hides_a_shipped_one_of_the_same_id() -> None:
     Path("agents").mkdir()
     agent_file('agent = AgentDefinition("editor")', "agents/editor")
 
-    found = [e for e in json.loads(command("agents", "--json").stdout) if e["id"] == "editor"]
+    found = [e for e in json.loads(command("agents", "list", "--json").stdout) if e["id"] == "editor"]
 
     assert [None, str(Path("agents/editor.py").resolve())] == [e["hidden_by"] for e in found]
 
@@ -456,7 +474,10 @@ USAGE = {
     "no such file": (["run", "./nobody.py"], "nobody.py"),
     "params are no JSON": (["run", "code_searcher", "--params", "{"], "--params is not JSON"),
     "params are no object": (["run", "code_searcher", "--params", "[1]"], "no object"),
-    "params of a durable run are too deep": (["submit", "x", "--params", "[" * 100_000], "--params is not JSON"),
+    "params of a durable run are too deep": (
+        ["deploy", "submit", "x", "--params", "[" * 100_000],
+        "--params is not JSON",
+    ),
     "params file is missing": (["run", "code_searcher", "--params", "@none.json"], "none.json"),
     "params file is not text": (["run", "code_searcher", "--params", "@binary"], "binary"),
     "params do not fit": (["run", "code_searcher", "--params", '{"search_queries": [{}]}'], "pattern"),
@@ -622,7 +643,7 @@ def test_a_child_with_an_unknown_provider_is_reported_with_its_model_and_at_most
     assert "did you mean 'anthropic'?" in result.stderr
     assert "needs a model" not in result.stderr
     assert result.stderr.count("', '") <= 4
-    assert "more (`stepengine models` lists them)" in result.stderr
+    assert "more (`stepengine agents models` lists them)" in result.stderr
 
 
 def place_of(file: str, whose: str) -> str:
@@ -644,7 +665,7 @@ def test_a_mistake_at_the_top_of_an_agent_file_names_its_line(mistake: str) -> N
 
 SHELL = 'cd "$1" && shift && exec "$0" -m stepengine.cli "$@" '
 REFUSING = {
-    "the output has no room": (["version"], ">/dev/full", 1, "No space left on device"),
+    "the output has no room": (["--version"], ">/dev/full", 1, "No space left on device"),
     "a result has no room": (["run", "./mine.py", "--json", "-q"], ">/dev/full", 1, "No space left on device"),
     "stderr is closed": pytest.param(["run", "./mine.py"], "2>&-", 0, "", marks=pytest.mark.deep),
     "stderr has no room": pytest.param(["run", "./mine.py"], "2>/dev/full", 0, "", marks=pytest.mark.deep),

@@ -1,5 +1,5 @@
 """
-`show`, `view` and `diff` of cassettes, as of journals.
+`show` and `diff` of cassettes, as of journals.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def test_show_prints_one_step_and_json():
 
 
 def test_view_writes_a_page_of_one_cassette_and_of_two():
-    typed("view", CHAT, "-o", "one.html")
-    typed("view", CHAT, changed(("order 17?", "order 18?")), "-o", "two.html")
+    typed("show", "--html", CHAT, "-o", "one.html")
+    typed("show", "--html", CHAT, changed(("order 17?", "order 18?")), "-o", "two.html")
 
     one, two = (opened(Path(name).read_text()) for name in ("one.html", "two.html"))
     assert [row["kind"] for row in one["steps"]] == ["model", "model"]
@@ -77,12 +77,14 @@ def test_view_writes_a_page_of_one_cassette_and_of_two():
         assert text in json.dumps(one["texts"])
     assert [mark for _, _, mark, *_ in two["pairs"]] == ["~", "~"]
     assert "Where is order 18?" in json.dumps(two["texts"])
-    assert "leave out --agent" in typed("view", CHAT, "--agent", "x.py", "-o", "no.html", code=2).output
+    assert "leave out --agent" in typed("show", "--html", CHAT, "--agent", "x.py", "-o", "no.html", code=2).output
 
 
 def test_diff_names_the_field_of_a_request():
-    same = typed("diff", CHAT, CHAT).stdout
-    found = typed("diff", CHAT, changed(("order 17?", "order 18?"), ('"find_order"', '"seek_order"')), code=1).stdout
+    same = typed("compare", "diff", CHAT, CHAT).stdout
+    found = typed(
+        "compare", "diff", CHAT, changed(("order 17?", "order 18?"), ('"find_order"', '"seek_order"')), code=1
+    ).stdout
 
     assert same.strip() == "no difference"
     assert '/messages/0/content/0/text   "Where is order 17?"  ->  "Where is order 18?"' in found
@@ -91,7 +93,8 @@ def test_diff_names_the_field_of_a_request():
 
 def test_diff_compares_a_program_on_another_framework():
     assert (
-        typed("diff", CHAT, PROGRAMS / "test_langgraph_program" / "test_answer.yaml").stdout.strip() == "no difference"
+        typed("compare", "diff", CHAT, PROGRAMS / "test_langgraph_program" / "test_answer.yaml").stdout.strip()
+        == "no difference"
     )
 
 
@@ -103,8 +106,8 @@ def test_a_file_that_is_not_a_cassette_is_named_without_a_traceback(content):
 
     for words, code in (
         (("show", "damaged.yaml"), 1),
-        (("view", "damaged.yaml"), 2),
-        (("diff", CHAT, "damaged.yaml"), 1),
+        (("show", "--html", "damaged.yaml"), 2),
+        (("compare", "diff", CHAT, "damaged.yaml"), 1),
     ):
         told = typed(*words, code=code).output
         assert "damaged.yaml" in told
@@ -120,12 +123,12 @@ def test_secrets_that_another_recorder_left_in_are_not_shown():
         ("      accept:\n", f"      authorization:\n      - Bearer {token}\n      accept:\n"),
         ("/v1/chat/completions", f"/v1/chat/completions?key={key}"),
     )
-    typed("view", leaking, "-o", "page.html")
+    typed("show", "--html", leaking, "-o", "page.html")
     told = [
         typed("show", leaking).stdout,
         typed("show", leaking, "--step", "1").stdout,
         typed("show", leaking, "--step", "1", "--json").stdout,
-        typed("diff", CHAT, leaking, code=1).stdout,
+        typed("compare", "diff", CHAT, leaking, code=1).stdout,
         json.dumps(opened(Path("page.html").read_text())),
     ]
 

@@ -1,5 +1,5 @@
 """
-`stepengine chaos`: an author's own agent in worlds where things go wrong, without a test.
+`stepengine test --chaos`: an author's own agent in worlds where things go wrong, without a test.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def chaos(body: str, *words: str, code: Exit = Exit.COMPLETED) -> Result:
     body = f"try:\n        {body}\n    except (ToolError, PerformError):\n        pass" if body == SOUND else body
     Path("mine.py").write_text(AGENT.replace("BODY", body))
-    said = CliRunner().invoke(app, ["chaos", "./mine.py", *words])
+    said = CliRunner().invoke(app, ["test", "--chaos", "./mine.py", *words])
     assert said.exit_code == code, said.output
     return said
 
@@ -87,6 +87,8 @@ def test_what_does_not_hold_is_told_with_its_seed_and_is_the_same_world_in_a_tes
         (("--results", "@none.json"), "--results 'none.json' cannot be read"),
         (("--params", "{"), "--params is not JSON"),
         (("-n", "0"), "greater than"),
+        (("Go", "on"), "quote a prompt of several words"),
+        (("--agent", "x"), "without --agent"),
     ],
 )
 def test_what_cannot_be_is_wrong_usage(words: tuple[str, ...], part: str) -> None:
@@ -97,3 +99,9 @@ def test_only_the_kinds_that_were_named_happen() -> None:
     told = json.loads(chaos("pass", "--faults", "crash, crash_after", "-n", "20", "--json").stdout)
 
     assert set(told["faults"]) <= {"crash", "crash_after"}
+
+
+def test_options_of_chaos_need_chaos() -> None:
+    said = CliRunner().invoke(app, ["test", "run.jsonl", "--seed", "3"])
+
+    assert (Exit.USAGE, True) == (said.exit_code, "add --chaos" in said.stderr)

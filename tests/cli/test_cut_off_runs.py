@@ -158,7 +158,7 @@ def test_a_suite_says_of_a_run_that_was_cut_off_that_it_has_not_ended(cut_off: s
 @pytest.mark.spec("reliability:JR02")
 def test_a_damaged_file_is_not_said_to_be_resumable() -> None:
     Path("bad.jsonl").write_bytes(b"no journal\nat all\n")
-    said = command("check", "bad.jsonl", code=1).stdout
+    said = command("journal", "check", "bad.jsonl", code=1).stdout
     assert "BAD bad.jsonl  not usable as it is" in said
     assert "bad.jsonl is not a journal: record 1 (byte 0) is other text" in said
     assert "repair" not in said  # there is nothing to keep
@@ -166,7 +166,7 @@ def test_a_damaged_file_is_not_said_to_be_resumable() -> None:
 
 @pytest.mark.spec("reliability:JR02")
 @pytest.mark.parametrize("content", ["agent = 1", "agent = 1\n", "import os\n\nagent = 1\n", "\n\n", "{}\n"])
-@pytest.mark.parametrize("way", ["show", "check", "resume", "replay", "undo", "extend", "fork"])
+@pytest.mark.parametrize("way", ["show", "resume", "replay", "undo", "extend", "fork"])
 def test_a_file_of_something_else_is_said_to_be_no_journal_and_stays_as_it_is(way: str, content: str) -> None:
     Path("notes.py").write_text(content)
     more = ["--at", "0"] if way == "fork" else []
@@ -184,10 +184,10 @@ def test_many_runs_are_recorded_into_one_sqlite_file_and_each_is_named_after_a_h
     done = command("resume", *[a.replace("TEXT", "now") for a in hinted(first, "answer it with")], "-q")
     assert done.stdout == "now\n"
     command("fork", "runs.db#second", "--at", "1", "--into", "runs.db#third", "-q", code=3)
-    reports = json.loads(command("check", "runs.db", "--json").stdout)
+    reports = json.loads(command("journal", "check", "runs.db", "--json").stdout)
     assert [report["ok"] for report in reports] == [True, True, True]
     assert "3 of 3 as recorded" in command("test", "runs.db").stdout
-    command("scrub", "runs.db#second", "runs.db#public")
+    command("journal", "scrub", "runs.db#second", "runs.db#public")
     command("replay", "runs.db#public", "-q", code=3)
 
 

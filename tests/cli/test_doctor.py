@@ -1,5 +1,5 @@
 """
-`stepengine doctor`: what is missing is named with its repair, keys are never shown, and nothing is changed.
+`stepengine config doctor`: what is missing is named with its repair, keys are never shown, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doctor(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["doctor", *arguments])
+    return CliRunner().invoke(app, ["config", "doctor", *arguments])
 
 
 def found(*arguments: str) -> list[dict[str, Any]]:

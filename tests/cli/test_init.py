@@ -55,11 +55,11 @@ def test_the_tests_of_a_new_project_pass_at_once_and_fail_when_the_agent_asks_fo
 
     assert "4 passed" in ran(project, *PYTEST).stdout
     assert ran(project, "-m", "stepengine.cli", "test", "tests/journals/").returncode == 0
-    assert ran(project, "-m", "stepengine.cli", "scan", ".").returncode == 0
+    assert ran(project, "-m", "stepengine.cli", "journal", "check", ".").returncode == 0
 
     there = ran(project, "-m", "stepengine.cli", "debug", JOURNAL, "--exec", "next", "--exec", "p len(found)")
     assert "2" in there.stdout.splitlines(), there.stderr
-    seen = ran(project, "-m", "stepengine.cli", "view", JOURNAL, "-o", "run.html")
+    seen = ran(project, "-m", "stepengine.cli", "show", JOURNAL, "--html", "-o", "run.html")
     assert (0, True) == (seen.returncode, (project / "run.html").stat().st_size > 10_000), seen.stderr
 
     agent = project / "agents/todos.py"

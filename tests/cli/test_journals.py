@@ -46,7 +46,9 @@ def handle_steps(ctx):
 agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_steps=handle_steps)
 """
 REAL_MODELS = bench.models_of
-COMMANDS = ("resume", "replay", "show", "fork", "extend", "diff", "check", "test", "ready", "seal", "repair", "undo")
+COMMANDS = (
+    "resume", "replay", "show", "fork", "extend", "compare diff", "journal check", "test", "ready", "journal repair", "undo",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -298,21 +300,21 @@ def test_fork_refuses_to_repeat_what_changed_the_world_until_that_is_allowed(end
 @pytest.mark.spec("replay:D13")
 def test_diff_leaves_with_1_and_says_what_differs(ended: str, scripted: Any) -> None:
     scripted()
-    assert command("diff", ended, ended).stdout == "no difference\n"
+    assert command("compare", "diff", ended, ended).stdout == "no difference\n"
     command("fork", ended, "--at", "4", "--edit", "no", "--into", "b.jsonl", "-q")
-    assert '"yes"  ->  "no"' in command("diff", ended, "b.jsonl", code=1).stdout
-    told = json.loads(command("diff", ended, "b.jsonl", "--json", code=1).stdout)
+    assert '"yes"  ->  "no"' in command("compare", "diff", ended, "b.jsonl", code=1).stdout
+    told = json.loads(command("compare", "diff", ended, "b.jsonl", "--json", code=1).stdout)
     assert [change["kind"] for change in told["changes"]] == ["outcome", "end"]
 
 
 @pytest.mark.spec("reliability:JR02")
 def test_check_names_the_damaged_record_and_every_command_refuses_the_file(ended: str) -> None:
-    assert "ok  run.jsonl  15 records, complete" in command("check", ended).stdout
+    assert "ok  run.jsonl  15 records, complete" in command("journal", "check", ended).stdout
     content = bytearray(Path(ended).read_bytes())
     content[len(content) // 2] ^= 1
     Path("bad.jsonl").write_bytes(content)
-    assert "is damaged" in command("check", ended, "bad.jsonl", code=1).stdout
-    told = json.loads(command("check", ended, "bad.jsonl", "--json", code=1).stdout)
+    assert "is damaged" in command("journal", "check", ended, "bad.jsonl", code=1).stdout
+    told = json.loads(command("journal", "check", ended, "bad.jsonl", "--json", code=1).stdout)
     assert [entry["ok"] for entry in told] == [True, False]
     with pytest.raises(JournalCorrupt):
         FileJournal("bad.jsonl").history()
@@ -369,11 +371,11 @@ def test_a_journal_is_never_recorded_over(ended: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_teaches_with_examples_and_refuses_a_file_that_is_not_there(name: str) -> None:
-    shown = command(name, "--help").stdout
+    shown = command(*name.split(), "--help").stdout
     assert "Examples:" in shown
     assert f"stepengine {name} " in shown
-    more = {"fork": ["--at", "1"], "diff": ["other.jsonl"], "repair": ["--until", "1"]}.get(name, [])
-    result = CliRunner().invoke(app, [name, "nowhere.jsonl", *more])
+    more = {"fork": ["--at", "1"], "compare diff": ["other.jsonl"], "journal repair": ["--until", "1"]}.get(name, [])
+    result = CliRunner().invoke(app, [*name.split(), "nowhere.jsonl", *more])
     assert "there is no journal 'nowhere.jsonl'" in result.stderr + result.stdout
     assert result.exit_code == (1 if name in ("test", "ready") else 2)
 
@@ -432,7 +434,7 @@ def test_a_divergence_shows_the_commands_that_help_and_each_works_as_it_stands(e
     assert Path(ended).read_bytes() != before
     assert command("replay", ended, "--agent", agent, "-q").stdout == "ONE no\n"
     assert Path("done.txt").read_text() == "onetwo"
-    assert "stepengine diff A B" in message
+    assert "stepengine compare diff A B" in message
 
 
 LONG = "word " * 100_000
@@ -462,7 +464,7 @@ def test_a_run_of_a_program_is_gone_on_with_and_repeated_without_the_hooks_of_th
         said = command(name, programs, "-q")
         assert ("ONE yes\n", "") == (said.stdout, said.stderr), name
     command("test", programs)
-    command("impact", programs, "--yes")
+    command("compare", "impact", programs, "--yes")
 
 
 def test_a_hook_of_the_agent_is_not_taken_for_the_one_of_the_command_line(scripted: Any) -> None:
@@ -564,35 +566,44 @@ def test_an_edited_file_is_sealed_with_the_command_that_the_refusal_names(ended:
     Path("before.jsonl").write_text(before)
     Path(ended).write_text(before.replace('"text":"fine"', '"text":"finer"', 1))
     refusal = command("replay", ended, "-q", code=1).stderr
-    assert "`stepengine seal run.jsonl`" in refusal
-    said = command("seal", ended, "--dry-run").stdout
+    assert "`stepengine journal repair run.jsonl --seal`" in refusal
+    said = command("journal", "repair", ended, "--seal", "--dry-run").stdout
     assert "result of #3" in said
-    assert command("check", ended, code=1)
-    sealed = command("seal", ended, "--against", "before.jsonl")
+    assert command("journal", "check", ended, code=1)
+    sealed = command("journal", "repair", ended, "--seal", "--against", "before.jsonl")
     assert '"fine"  ->  "finer"' in sealed.stdout
     assert "sealed run.jsonl: 1 records were edited" in sealed.stderr
-    assert command("check", ended)
+    assert command("journal", "check", ended)
     assert "finer" in command("show", ended, "--step", "2").stdout
-    assert "is valid as it is" in command("seal", ended).stdout
+    assert "is valid as it is" in command("journal", "repair", ended, "--seal").stdout
 
 
 @pytest.mark.spec("replay:J30", "reliability:JR02")
 def test_a_damaged_file_is_repaired_with_the_command_that_the_refusal_names(ended: str, scripted: Any) -> None:
     lines = Path(ended).read_bytes().splitlines(keepends=True)
     Path("bad.jsonl").write_bytes(b"".join([*lines[:9], lines[9].replace(b"TWO", b"TWA"), *lines[10:]]))
-    (number,) = re.findall(r"stepengine repair bad.jsonl --until (\d+)", command("show", "bad.jsonl", code=1).stderr)
-    said = command("repair", "bad.jsonl", "--until", number).stderr
+    (number,) = re.findall(
+        r"stepengine journal repair bad.jsonl --until (\d+)", command("show", "bad.jsonl", code=1).stderr
+    )
+    said = command("journal", "repair", "bad.jsonl", "--until", number).stderr
     assert "go on with: stepengine resume bad.repaired.jsonl" in said
     assert Path("bad.repaired.jsonl").read_bytes() == b"".join(lines[: int(number)])
-    assert "exists already" in command("repair", "bad.jsonl", "--until", number, code=2).stderr
-    assert "--until 9" in command("repair", "bad.jsonl", "--until", "99", "--into", "x.jsonl", code=1).stderr
+    assert "exists already" in command("journal", "repair", "bad.jsonl", "--until", number, code=2).stderr
+    assert "--until 9" in command("journal", "repair", "bad.jsonl", "--until", "99", "--into", "x.jsonl", code=1).stderr
+    for options in (
+        [],
+        ["--until", number, "--seal"],
+        ["--seal", "--into", "x.jsonl"],
+        ["--until", number, "--dry-run"],
+    ):
+        assert "or --seal, with" in command("journal", "repair", "bad.jsonl", *options, code=2).stderr
 
 
 @pytest.mark.spec("replay:D13")
 def test_a_difference_to_a_run_without_an_end_says_so_in_words(asked: str, scripted: Any) -> None:
     Path("open.jsonl").write_bytes(Path(asked).read_bytes())
     command("resume", asked, "--answer", "q4=yes", "-q")
-    said = command("diff", asked, "open.jsonl", code=1).stdout
+    said = command("compare", "diff", asked, "open.jsonl", code=1).stdout
     assert "a result  ->  no result" in said
     assert "ended  ->  not ended" in said
     assert "None" not in said

@@ -1,10 +1,11 @@
 """
-`stepengine answer`, `say` and `cancel` reach a run of a journal that another process has in hands.
+`stepengine send` and `cancel` reach a run of a journal that another process has in hands.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,8 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STEPENGINE_DB", raising=False)
 
 
-def command(*arguments: str, code: Exit = Exit.COMPLETED) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
+def command(*arguments: str, code: Exit = Exit.COMPLETED, input: str | None = None) -> Result:
+    result = CliRunner().invoke(app, list(arguments), input=input)
     assert code == result.exit_code, (result.stdout, result.stderr, result.exception)
     return result
 
@@ -58,22 +59,22 @@ def test_a_run_that_is_under_way_takes_an_answer_from_the_command_line(name: str
             async for event in handle.events():
                 if event.type == "question_asked":
                     break
-            odd = await asyncio.to_thread(command, "answer", name, "q99", "x", code=Exit.FAILED)
-            await asyncio.to_thread(command, "answer", name, "q0", "Friday")
+            odd = await asyncio.to_thread(command, "send", name, "--answer", "q99=x", code=Exit.FAILED)
+            await asyncio.to_thread(command, "send", name, "--answer", "q0=Friday")
             await handle.fetch_mail()
             assert "'q0'" in odd.stderr
             return (await handle.result()).output
 
     assert "Rome on Friday" == asyncio.run(answered())
-    assert "has ended" in command("answer", name, "q0", "Sunday", code=Exit.FAILED).stderr
+    assert "has ended" in command("send", name, "--answer", "q0=Sunday", code=Exit.FAILED).stderr
 
 
 @pytest.mark.spec("waiting:WT2")
 def test_a_run_that_rests_is_told_something_and_another_cancelled_from_the_command_line() -> None:
     with Engine(AGENTS, models=ScriptedModel(["Well."] * 3)) as engine:
         rested = [engine.run_sync("waiting", journal=f"{name}.jsonl").status for name in ("first", "second")]
-        command("say", "first.jsonl", "Be short.")
-        command("post", "first.jsonl", "go")
+        command("send", "first.jsonl", "Be short.")
+        command("send", "first.jsonl", "--topic", "go")
         command("cancel", "second.jsonl")
         gone_on, ended = engine.resume_sync("first.jsonl"), engine.resume_sync("second.jsonl")
 
@@ -81,6 +82,37 @@ def test_a_run_that_rests_is_told_something_and_another_cancelled_from_the_comma
     assert ["suspended", "suspended"] == rested
     assert ("went", True) == (gone_on.output, "Be short." in said)
     assert "cancelled" == ended.status
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_what_was_sent_is_printed() -> None:
+    with Engine(AGENTS, models=ScriptedModel([])) as engine:
+        engine.run_sync("asking", "Rome", journal="asks.jsonl")
+    text = command("send", "asks.jsonl", "-", "--id", "m1", input="Be short.")
+    again = command("send", "asks.jsonl", "Be short.", "--id", "m1")
+    shown = json.loads(command("send", "asks.jsonl", "Be short.", "--id", "m1", "--json").stdout)
+    answered = json.loads(command("send", "asks.jsonl", "--answer", "q0=Friday", "--json").stdout)
+
+    assert ("m1\n", "m1 (it was there already)\n") == (text.stdout, again.stdout)
+    assert {"id": "m1", "topic": "", "path": "", "new": False} == shown
+    assert {"answered": ["q0"]} == answered
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "there is nothing to send; give TEXT, --answer ID=TEXT, or --topic"),
+        (["Be short.", "--answer", "q0=Friday"], "an answer goes without a message"),
+        (["--topic", "go", "--always", "q0"], "an answer goes without a message"),
+        (["--answer", "q0=no", "--always", "q0"], "--answer and --always both answer 'q0'"),
+        (["--answer", "q0"], "is no ID=TEXT"),
+        (["Be short.", "--path", "1"], "--path names the child that receives on a topic"),
+        (["--topic", "go", "{"], "the message is not JSON"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_before_the_run_is_looked_for(words: list[str], part: str) -> None:
+    assert part in command("send", "nowhere.jsonl", *words, code=Exit.USAGE).stderr
 
 
 def test_what_names_neither_a_journal_nor_a_database_is_refused() -> None:

@@ -1,5 +1,5 @@
 """
-`stepengine models`: what is there, without a request and without a key on the screen.
+`stepengine agents models`: what is there, without a request and without a key on the screen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEY = "sk-secret-0123456789"
 
 
 def models(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["models", *arguments])
+    return CliRunner().invoke(app, ["agents", "models", *arguments])
 
 
 @pytest.mark.spec("requirements:G23")

@@ -1,5 +1,5 @@
 """
-What `stepengine release move` makes of what its engine says of each run, without a database.
+What `stepengine deploy release` makes of what its engine says of each run, without a database.
 """
 
 from __future__ import annotations

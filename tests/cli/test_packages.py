@@ -1,5 +1,5 @@
 """
-`stepengine package` and `init --package`: what somebody who installs a package meets, and what is agreed to.
+`stepengine agents` and `init --package`: what somebody who installs a package meets, and what is agreed to.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_what_init_makes_passes_its_own_tests_its_evaluation_and_the_check(proje
     assert "gate pass >= 1: holds" in ran(
         "stepengine.cli", "eval", "evals/todos.py", "--out", "results", PYTHONPATH=f"{ROOT}:src"
     )
-    said = ran("stepengine.cli", "package", "check")
+    said = ran("stepengine.cli", "agents", "check")
     assert "loads without its author's folder: todo-plans/todos" in said
     assert "todo-plans/todos repeats its recorded runs: 1 of 1 as recorded" in said
 
@@ -108,14 +108,14 @@ def test_write_takes_the_tools_from_the_code_and_leaves_folders_and_hosts(projec
     file = project / "src/todo_plans/stepengine-agents.json"
     before = json.loads(file.read_text())
     changed(file, '"find_todos": "read"', '"other": "read"')
-    said = typed("package", "check", project)
+    said = typed("agents", "check", project)
     assert 1 == said.exit_code
     assert "the tool 'find_todos' of 'todos' is of the category 'read', and declared as 'nothing'" in " ".join(
         said.output.split()
     )
     assert "the tool 'other' of 'todos' is not there" in " ".join(said.output.split())
 
-    assert 0 == typed("package", "check", project, "--write").exit_code
+    assert 0 == typed("agents", "check", project, "--write").exit_code
     assert before == json.loads(file.read_text())
 
 
@@ -125,7 +125,7 @@ def test_write_leaves_a_declaration_that_it_cannot_read_as_it_is(project: Path) 
     file = project / "src/todo_plans/stepengine-agents.json"
     changed(file, '"hosts": []', '"hosts": ["api.example.com"],')
     before = file.read_text()
-    said = typed("package", "check", project, "--write")
+    said = typed("agents", "check", project, "--write")
 
     assert 2 == said.exit_code
     assert "src/todo_plans/stepengine-agents.json cannot be read, and is left as it is" in " ".join(said.output.split())
@@ -137,7 +137,7 @@ def test_write_leaves_a_declaration_that_it_cannot_read_as_it_is(project: Path) 
 def test_whatever_a_package_prints_is_no_word_about_it(tmp_path: Path) -> None:
     prints = "import atexit, sys\nsys.stderr.buffer.write(b'\\xff\\n')\natexit.register(print, '{}')\n"
     files = {"acme_agents/a.py": prints + AGENT, "acme_agents/stepengine-agents.json": declared()}
-    found = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
+    found = json.loads(typed("agents", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
 
     assert [] == found["problems"]
     assert found["good"]
@@ -152,13 +152,13 @@ def test_what_only_its_author_has_keys_and_paths_of_the_machine_are_found(projec
         "from pathlib import Path\n",
         "from pathlib import Path\nimport private_helper\n",
     )
-    said = typed("package", "check", project)
+    said = typed("agents", "check", project)
     assert 1 == said.exit_code
     assert "No module named 'private_helper'" in said.output
 
     changed(project / "src/todo_plans/todos.py", "import private_helper\n", 'HERE = "/home/somebody/agents"\n')
     (project / "src/todo_plans/notes.txt").write_text(f"key sk-ant-api03-{'a1B2' * 23}AA\n{project}\n")
-    said = typed("package", "check", project, "--json")
+    said = typed("agents", "check", project, "--json")
     assert 1 == said.exit_code
     problems = "\n".join(json.loads(said.output)["problems"])
     assert "todo_plans/todos.py:4 holds a path of a machine: /home/somebody" in problems
@@ -170,7 +170,7 @@ def test_what_only_its_author_has_keys_and_paths_of_the_machine_are_found(projec
 @pytest.mark.spec("packages:PK11")
 def test_a_run_that_does_not_repeat_any_more_is_found(project: Path) -> None:
     changed(project / "src/todo_plans/todos.py", "Put the TODO comments", "Order the TODO comments")
-    said = typed("package", "check", project)
+    said = typed("agents", "check", project)
 
     assert 1 == said.exit_code
     assert "todo-plans/todos does not repeat its recorded runs" in " ".join(said.output.split())
@@ -180,14 +180,14 @@ def test_a_run_that_does_not_repeat_any_more_is_found(project: Path) -> None:
 @pytest.mark.spec("packages:PK11")
 def test_hosts_and_folders_have_to_be_named_for_tools_that_use_them(tmp_path: Path) -> None:
     files = {"acme_agents/a.py": AGENT, "acme_agents/stepengine-agents.json": declared()}
-    good = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
+    good = json.loads(typed("agents", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
     assert [] == good["problems"]
     assert ["acme/reviewer comes with no recorded run; one below recordings/ lets others try it without a key"] == good[
         "notes"
     ]
 
     files["acme_agents/stepengine-agents.json"] = declared(hosts=[])
-    bad = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
+    bad = json.loads(typed("agents", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
     assert ["fetch is of the category 'network', and 'hosts' is empty; say what, such as [\"api.example.com\"]"] == bad[
         "problems"
     ]
@@ -207,7 +207,7 @@ def test_hosts_and_folders_have_to_be_named_for_tools_that_use_them(tmp_path: Pa
 def test_a_wheel_that_nobody_could_use_is_told(tmp_path: Path, entry: str, code: str, said: str) -> None:
     agents = {"reviewer": {"tools": {"fetch": "network", "spawn_agents": "agent"}, "spawns": ["nobody"]}}
     files = {"acme_agents/a.py": code, "acme_agents/stepengine-agents.json": declared(agents=agents)}
-    found = typed("package", "check", wheel_of(tmp_path, entry=entry, **files), "--import", "--json")
+    found = typed("agents", "check", wheel_of(tmp_path, entry=entry, **files), "--import", "--json")
 
     assert 1 == found.exit_code
     assert said in "\n".join(json.loads(found.output)["problems"])
@@ -223,7 +223,7 @@ def test_a_wheel_that_nobody_could_use_is_told(tmp_path: Path, entry: str, code:
     ],
 )
 def test_what_is_no_project_is_wrong_usage(tmp_path: Path, make: object, said: str) -> None:
-    found = typed("package", "check", make(tmp_path))
+    found = typed("agents", "check", make(tmp_path))
 
     assert 2 == found.exit_code
     assert said in " ".join(found.output.split())
@@ -243,7 +243,7 @@ def test_a_wheel_is_checked_by_reading_and_nothing_of_it_runs(tmp_path: Path) ->
         "acme.pth": f"import os; open({str(mark)!r}, 'w')\n",
         "acme_agents/stepengine-agents.json": declared(hosts=[]),
     }
-    said = typed("package", "check", wheel_of(tmp_path, **files), "--json")
+    said = typed("agents", "check", wheel_of(tmp_path, **files), "--json")
     found = json.loads(said.output)
 
     assert (1, False) == (said.exit_code, mark.exists())
@@ -252,7 +252,7 @@ def test_a_wheel_is_checked_by_reading_and_nothing_of_it_runs(tmp_path: Path) ->
     assert "a.py names the host api.example.com, which is not among 'hosts'" in found["notes"]
 
     harmless = {"acme_agents/a.py": AGENT, "acme_agents/stepengine-agents.json": declared()}
-    good = typed("package", "check", wheel_of(tmp_path, **harmless))
+    good = typed("agents", "check", wheel_of(tmp_path, **harmless))
     assert 0 == good.exit_code
     assert "its code was not run" in " ".join(good.output.split())
 
@@ -262,7 +262,7 @@ def test_a_wheel_is_checked_by_reading_and_nothing_of_it_runs(tmp_path: Path) ->
 def test_the_code_of_a_wheel_runs_when_somebody_agreed_to_it(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     files = {"acme_agents/a.py": RUNS.format(mark=str(mark)) + AGENT, "acme_agents/stepengine-agents.json": declared()}
-    typed("package", "check", wheel_of(tmp_path, **files), "--import")
+    typed("agents", "check", wheel_of(tmp_path, **files), "--import")
 
     assert "ran" == mark.read_text()
 
@@ -310,7 +310,7 @@ def damaged(folder: Path, kind: str) -> Path:
 )  # fmt: skip
 @pytest.mark.spec("packages:PK13")
 def test_a_wheel_that_nothing_should_unpack_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
-    said = typed("package", "check", damaged(tmp_path, kind))
+    said = typed("agents", "check", damaged(tmp_path, kind))
 
     assert (2, True) == (said.exit_code, said.exception is None or isinstance(said.exception, SystemExit)), said.output
     assert "acme_agents-1.0" in "".join(said.output.split())
@@ -337,7 +337,7 @@ def test_a_person_is_shown_all_that_they_agree_to_and_what_matters_first(
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.syspath_prepend(str(site))
     refused = typed("run", "acme/reviewer", "go")
-    agreed = typed("package", "agree", "acme-agents")
+    agreed = typed("agents", "agree", "acme-agents")
 
     assert (2, 0) == (refused.exit_code, agreed.exit_code)
     for said in (refused.output, agreed.output):
@@ -373,7 +373,7 @@ def test_a_person_is_shown_all_that_they_agree_to_and_what_matters_first(
 )
 def test_a_declaration_that_no_person_can_judge_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
     wheel = wheel_of(tmp_path, **{"acme_agents/stepengine-agents.json": declared(**more)})
-    found = json.loads(typed("package", "check", wheel, "--json").output)
+    found = json.loads(typed("agents", "check", wheel, "--json").output)
 
     assert said in "\n".join(found["problems"])
 
@@ -394,16 +394,16 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.spec("packages:PK6", "packages:PK8")
 def test_agents_lists_what_a_package_wants_and_whether_that_was_agreed_to(installed: Path) -> None:
-    assert "not agreed: stepengine package agree acme-agents" in " ".join(typed("agents").output.split())
+    assert "not agreed: stepengine agents agree acme-agents" in " ".join(typed("agents", "list").output.split())
 
-    said = typed("package", "agree", "Acme_Agents")
+    said = typed("agents", "agree", "Acme_Agents")
     assert 0 == said.exit_code
     assert "  host: api.example.com\n  tools, network: fetch\n" in said.output
-    shown = typed("agents").output
+    shown = typed("agents", "list").output
     assert "acme/reviewer\n  tools   fetch (network)\n  package acme-agents 1.0; publisher acme; agreed\n" in shown
     assert "  wants   host api.example.com; so it says, which is not a limit" in shown
-    assert "forgotten" in typed("package", "agree", "acme-agents", "--forget").output
-    assert "not agreed: " in " ".join(typed("agents").output.split())
+    assert "forgotten" in typed("agents", "agree", "acme-agents", "--forget").output
+    assert "not agreed: " in " ".join(typed("agents", "list").output.split())
 
 
 @pytest.mark.spec("packages:PK6")
@@ -412,7 +412,7 @@ def test_where_nobody_can_be_asked_a_sentence_says_how_and_nothing_is_imported(i
 
     assert 2 == said.exit_code
     assert "tools, network: fetch" in said.output
-    assert "stepengine package agree acme-agents" in said.output
+    assert "stepengine agents agree acme-agents" in said.output
     assert "may do whatever you may" in said.output
     assert "imported" not in said.output
 
@@ -421,13 +421,13 @@ def test_where_nobody_can_be_asked_a_sentence_says_how_and_nothing_is_imported(i
 def test_a_command_that_a_tool_runs_cannot_agree(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARKER, "1")
 
-    said = typed("package", "agree", "acme-agents")
+    said = typed("agents", "agree", "acme-agents")
     assert 2 == said.exit_code
     assert "is for people" in said.output
 
 
 def test_agreeing_to_what_is_not_installed_says_what_is(installed: Path) -> None:
-    said = typed("package", "agree", "nothing")
+    said = typed("agents", "agree", "nothing")
 
     assert 2 == said.exit_code
     assert "installed are: acme-agents" in said.output
@@ -496,7 +496,7 @@ def test_ready_and_impact_say_which_packages_are_others_now_and_which_are_missin
     with zipfile.ZipFile(wheel_of(tmp_path, entry="asking = asking_agents", **files)) as opened:
         opened.extractall(site)
     monkeypatch.syspath_prepend(str(site))
-    assert 0 == typed("package", "agree", "acme-agents").exit_code
+    assert 0 == typed("agents", "agree", "acme-agents").exit_code
     assert 3 == typed("run", "asking/reviewer", "Go", "--journal", "run.jsonl").exit_code
     same = typed("ready", "run.jsonl", "--json")
     assert (0, "asking/reviewer", []) == (
@@ -510,7 +510,7 @@ def test_ready_and_impact_say_which_packages_are_others_now_and_which_are_missin
     other = "run.jsonl was recorded with asking/reviewer of acme-agents==1.0; installed is acme-agents==1.1"
     told = typed("ready", "run.jsonl")
     assert (0, True) == (told.exit_code, other in " ".join(told.output.split()))
-    assert other in " ".join(typed("impact", "run.jsonl", "--yes").output.split())
+    assert other in " ".join(typed("compare", "impact", "run.jsonl", "--yes").output.split())
     shown = json.loads(typed("show", "run.jsonl", "--json").stdout)
     assert {"asking/reviewer": "acme-agents==1.0"} == shown["packages"]
 

@@ -1,5 +1,5 @@
 """
-`stepengine policy`: what a policy file says, and what it would have said to recorded runs, in which nothing is run again.
+`stepengine config policy`: what a policy file says, and what it would have said to recorded runs, in which nothing is run again.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def recorded(tmp_path: Path) -> Path:
 
 def test_a_policy_is_checked_and_listed(tmp_path: Path) -> None:
     file = saved(tmp_path, Rule.deny_tool("put", "Never.", scope="agent:kid", priority=3), mode="plan")
-    listed, as_json = typed("policy", file), typed("policy", file, "--json")
+    listed, as_json = typed("config", "policy", file), typed("config", "policy", file, "--json")
     (tmp_path / "bad.json").write_text('{"mode": "plann"}')
-    bad = typed("policy", tmp_path / "bad.json")
+    bad = typed("config", "policy", tmp_path / "bad.json")
 
     assert [0, 0, 2] == [listed.exit_code, as_json.exit_code, bad.exit_code]
     expected = "mode plan, 1 rules\ndeny   tool put, in agent:kid, priority 3: Never.\n"
@@ -82,13 +82,13 @@ def test_what_people_allowed_for_good_is_listed_with_the_policy_that_keeps_it(tm
     Policy([Rule.allow_tool("get")], remembered=[kept]).save(tmp_path / "policy.json")
 
     expected = "mode default, 1 rules\nallow  tool get\nalways calls of put by lead for a/b, in user:eve\n"
-    assert expected == typed("policy", tmp_path / "policy.json").stdout
+    assert expected == typed("config", "policy", tmp_path / "policy.json").stdout
 
 
 def test_what_a_policy_would_have_denied_or_asked_is_told_and_nothing_is_run(tmp_path: Path, recorded: Path) -> None:
     before = recorded.read_bytes()
     file = saved(tmp_path, Rule.deny_tool("put", scope="agent:kid"))
-    told = typed("policy", file, "--against", recorded, CASSETTE)
+    told = typed("config", "policy", file, "--against", recorded, CASSETTE)
     lines = told.stdout.splitlines()
 
     assert (1, before) == (told.exit_code, recorded.read_bytes())
@@ -104,7 +104,7 @@ def test_tools_of_an_agent_file_are_known_by_what_they_are_and_a_fitting_policy_
 ) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     rules = [Rule.allow_category("write"), Rule.allow_command(["python3", "-m", "unittest"], scope="agent:basher")]
-    words = ("policy", saved(tmp_path, *rules), "--against", recorded, "--against", CASSETTE)
+    words = ("config", "policy", saved(tmp_path, *rules), "--against", recorded, "--against", CASSETTE)
     known, unknown = typed(*words, "--agent", tmp_path / "mine.py"), typed(*words, "--json")
 
     assert (0, "") == (known.exit_code, known.stdout)
@@ -117,9 +117,9 @@ def test_tools_of_an_agent_file_are_known_by_what_they_are_and_a_fitting_policy_
 def test_what_is_no_policy_or_no_run_is_said_and_leaves_with_2(tmp_path: Path) -> None:
     file = saved(tmp_path)
     wrong = [
-        typed("policy", tmp_path / "none.json"),
-        typed("policy", file, file),
-        typed("policy", file, "--against", "x"),
+        typed("config", "policy", tmp_path / "none.json"),
+        typed("config", "policy", file, file),
+        typed("config", "policy", file, "--against", "x"),
     ]
 
     assert [2, 2, 2] == [result.exit_code for result in wrong]

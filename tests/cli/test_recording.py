@@ -141,8 +141,8 @@ def test_a_question_is_answered_by_name_or_as_the_last_one_with_the_options_of_t
     assert "three\n" == command("replay", "--last", "-q").stdout
     assert "two: no\n" == command("replay", other, "-q").stdout
     assert "three" in command("show", "--last").stdout
-    assert '"three"' in command("diff", "--last", code=1).stdout
-    assert "no difference\n" == command("diff", entries()[0].stem, "--last").stdout
+    assert '"three"' in command("compare", "diff", "--last", code=1).stdout
+    assert "no difference\n" == command("compare", "diff", entries()[0].stem, "--last").stdout
     assert "name two runs; give one" in command("show", "run.jsonl", "--last", code=2).stderr
     assert "is the beginning of several runs" in command("show", stem[:4], code=2).stderr
     assert "name a run" in command("replay", code=2).stderr

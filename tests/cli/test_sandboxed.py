@@ -112,7 +112,9 @@ def test_the_setting_names_files_that_are_never_imported_however_they_are_named(
     (folder / "set.toml").write_text('sandboxed = ["agents"]\n')
 
     ran = typed("run", "./agents/asker.py", "one", "--config", "set.toml", "--no-journal")
-    improved = typed("improve", "./agents/asker.py", "--eval", "x.py", "--budget", "1", "--config", "set.toml")
+    improved = typed(
+        "compare", "improve", "./agents/asker.py", "--eval", "x.py", "--budget", "1", "--config", "set.toml"
+    )
 
     assert 3 == ran.exit_code, ran.output
     assert 2 == improved.exit_code
@@ -170,7 +172,7 @@ def test_an_installed_package_that_is_set_to_runs_without_being_imported(
     monkeypatch.syspath_prepend(str(site))
     (folder / "set.toml").write_text('sandboxed = ["acme-agents"]\n')
 
-    agreed = typed("package", "agree", "acme-agents")
+    agreed = typed("agents", "agree", "acme-agents")
     ran = typed("run", "acme/asker", "one", "--config", "set.toml", "--no-journal")
 
     assert 0 == agreed.exit_code, agreed.output

@@ -1,5 +1,5 @@
 """
-``stepengine schedules``: next and last, of the agents of a project.
+``stepengine runs --schedules``: next and last, of the agents of a project.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ async def ran(runs: Path) -> None:
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 def test_it_lists_when_each_comes_and_how_the_last_one_went(project: Path, place: str) -> None:
     asyncio.run(ran(project / place))
-    shown = CliRunner().invoke(app, ["schedules", "agents", "--runs", place])
-    told = json.loads(CliRunner().invoke(app, ["schedules", "agents", "--runs", place, "--json"]).stdout)
+    shown = CliRunner().invoke(app, ["runs", "--schedules", "agents", "--runs", place])
+    told = json.loads(CliRunner().invoke(app, ["runs", "--schedules", "agents", "--runs", place, "--json"]).stdout)
 
     assert 0 == shown.exit_code
     assert "when    0 7 * * 1-5, Europe/Berlin: At 07:00 on Monday through Friday" in shown.stdout
@@ -72,7 +72,7 @@ def test_it_lists_when_each_comes_and_how_the_last_one_went(project: Path, place
 
 @pytest.mark.spec("waiting:WT30")
 def test_a_look_makes_and_changes_nothing(project: Path) -> None:
-    result = CliRunner().invoke(app, ["schedules", "agents/triage.py", "--runs", "runs"])
+    result = CliRunner().invoke(app, ["runs", "--schedules", "agents/triage.py", "--runs", "runs"])
 
     assert 0 == result.exit_code
     assert "  last  " not in result.stdout
@@ -82,9 +82,9 @@ def test_a_look_makes_and_changes_nothing(project: Path) -> None:
 def test_a_broken_file_costs_its_own_schedules_and_a_broken_book_is_told(project: Path) -> None:
     (project / "agents" / "broken.py").write_text("schedule = Schedule()")
     (project / "runs.db").write_bytes(b"no database " * 100)
-    listed = CliRunner().invoke(app, ["schedules", "agents"])
-    damaged = CliRunner().invoke(app, ["schedules", "agents", "--runs", "runs.db"])
-    missing = CliRunner().invoke(app, ["schedules", "agents/nobody.py"])
+    listed = CliRunner().invoke(app, ["runs", "--schedules", "agents"])
+    damaged = CliRunner().invoke(app, ["runs", "--schedules", "agents", "--runs", "runs.db"])
+    missing = CliRunner().invoke(app, ["runs", "--schedules", "agents/nobody.py"])
 
     assert (0, 1, 2) == (listed.exit_code, damaged.exit_code, missing.exit_code)
     assert "morning" in listed.stdout
@@ -95,7 +95,7 @@ def test_a_broken_file_costs_its_own_schedules_and_a_broken_book_is_told(project
 
 def test_without_any_it_says_how_one_is_written(project: Path) -> None:
     (project / "agents" / "triage.py").write_text(FILE.partition("schedules = ")[0])
-    result = CliRunner().invoke(app, ["schedules", "agents"])
+    result = CliRunner().invoke(app, ["runs", "--schedules", "agents"])
 
     assert 0 == result.exit_code
     assert "schedule = Schedule(agent, cron=...)" in result.stderr
@@ -129,3 +129,13 @@ def test_a_file_that_uses_the_word_for_something_else_is_left_alone_and_ids_are_
     third.write_text(FILE.replace("triage", "third"))
     with pytest.raises(DefinitionError, match=r"triage.py and .*zthird.py both have a schedule of the id 'morning'"):
         load_schedules(Path("agents"))
+
+
+@pytest.mark.parametrize("words", [["agents"], ["--runs", "runs"], ["--db", "x"], ["--app", "shop"]])
+def test_options_of_schedules_need_schedules(words: list[str]) -> None:
+    said = CliRunner().invoke(app, ["runs", *words])
+    both = CliRunner().invoke(app, ["runs", "--schedules", "--waiting"])
+
+    assert (2, 2) == (said.exit_code, both.exit_code)
+    assert "add --schedules" in said.stderr
+    assert "leave out --all and --waiting" in both.stderr

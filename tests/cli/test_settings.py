@@ -201,12 +201,12 @@ def test_the_command_shows_every_setting_its_value_and_its_place(home, monkeypat
     load(home, user='aliases.fast = "a/b"\n', project='display.log = "info"\nmodel = "evil/m"\n')
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "home"))
     monkeypatch.chdir(home / "repo")
-    shown = CliRunner().invoke(app, ["config"])
-    data = json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)
+    shown = CliRunner().invoke(app, ["config", "show"])
+    data = json.loads(CliRunner().invoke(app, ["config", "show", "--json"]).stdout)
 
     assert 0 == shown.exit_code
     assert {k.name for k in KEYS if "<" not in k.name} | {"aliases.fast"} == set(data)
     assert {"value": "info", "source": "project", "place": f"{home}/repo/stepengine.toml:1"} == data["display.log"]
     assert f"{home}/home/stepengine/config.toml:1" in shown.stdout
     assert "model may not be set by a project" in shown.stderr
-    assert 2 == CliRunner().invoke(app, ["config", "limits.max_step"]).exit_code
+    assert 2 == CliRunner().invoke(app, ["config", "show", "limits.max_step"]).exit_code

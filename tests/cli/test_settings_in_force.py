@@ -155,7 +155,7 @@ def test_agents_are_found_in_the_folders_that_are_set_beside_the_file_that_names
 
     assert "helped\n" == command("run", "helper", "--model", "x/m", "--config", str(given)).stdout
     assert "helped\n" == command("run", "helper", "--model", "x/m", STEPENGINE_AGENTS=str(folder)).stdout
-    assert "helper\n" in command("agents", "--config", str(given)).stdout
+    assert "helper\n" in command("agents", "list", "--config", str(given)).stdout
     command("run", "helper", code=2)
 
 
@@ -166,7 +166,7 @@ def test_addresses_and_variables_of_keys_are_those_that_are_set_and_no_key_is_sh
         'providers.anthropic.key = { env = "NO_KEY" }\nbase_urls.local = "http://localhost:1/v1"\n'
         'aliases.fast = "local/tiny"\n'
     )
-    shown = command("models", "--json", MY_KEY="sk-canary-canary-canary", ANTHROPIC_API_KEY="sk-other")
+    shown = command("agents", "models", "--json", MY_KEY="sk-canary-canary-canary", ANTHROPIC_API_KEY="sk-other")
     found = {entry["prefix"]: entry for entry in json.loads(shown.stdout)}
 
     assert "canary" not in shown.output
@@ -175,7 +175,7 @@ def test_addresses_and_variables_of_keys_are_those_that_are_set_and_no_key_is_sh
     )
     assert ("missing", None) == (found["anthropic"]["key"], found["anthropic"]["key_from"])
     assert "http://localhost:1/v1" == found["local"]["base_url"]
-    assert "local/tiny\n" in command("models", "fast").stdout
+    assert "local/tiny\n" in command("agents", "models", "fast").stdout
     said = command("ask", "anthropic/claude-x", "hi", code=2, ANTHROPIC_API_KEY="sk-other").stderr
     assert "NO_KEY" in said
 
@@ -188,7 +188,9 @@ def test_settings_of_a_cloud_make_that_cloud_s_provider_and_no_other() -> None:
         'providers.bedrock_mantle.key = { env = "NO_KEY" }\nproviders.foundry.key = { env = "MY_KEY" }\n'
     )
     given = {"MY_KEY": "canary-canary-1", "MY_TOKEN": "canary-canary-2", "AWS_REGION": "us-east-1"}
-    shown = command("models", "--json", **given, GOOGLE_CLOUD_PROJECT="mine", ANTHROPIC_FOUNDRY_RESOURCE="mine")
+    shown = command(
+        "agents", "models", "--json", **given, GOOGLE_CLOUD_PROJECT="mine", ANTHROPIC_FOUNDRY_RESOURCE="mine"
+    )
     found = {entry["prefix"]: entry for entry in json.loads(shown.stdout)}
 
     assert "canary" not in shown.output
@@ -237,7 +239,7 @@ def test_thoughts_are_folded_shown_or_hidden_and_plain_draws_nothing_again(
 @pytest.mark.parametrize(
     "arguments",
     [["run", "desk"], ["ask", "x/m", "hi"], ["resume", "x"], ["replay", "x"], ["extend", "x"], ["fork", "x", "--at", "1"],
-     ["test", "x"], ["agents"], ["models"], ["config"], ["demo"]],
+     ["test", "x"], ["agents", "list"], ["agents", "models"], ["config", "show"], ["demo"]],
     ids=" ".join,
 )  # fmt: skip
 def test_every_command_that_reads_settings_takes_a_file_of_them_and_says_what_is_wrong_in_it(

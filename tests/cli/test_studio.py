@@ -98,7 +98,7 @@ def page_of(link: str) -> tuple[httpx2.Client, str]:
 
 @pytest.mark.spec("studio:ST1", "studio:ST10")
 def test_a_project_is_opened_with_its_agents_and_runs_by_a_link_that_is_good_once(project: Path) -> None:
-    assert 0 == typed(project, "trust").returncode
+    assert 0 == typed(project, "agents", "trust").returncode
     with open_studio(project) as (process, link):
         client, page = page_of(link)
         with closing(client):
@@ -129,7 +129,7 @@ def test_a_project_is_opened_with_its_agents_and_runs_by_a_link_that_is_good_onc
 
 @pytest.mark.spec("studio:ST10", "studio:ST11")
 def test_a_folder_of_journals_is_the_place_of_runs_and_nothing_in_it_goes_on_by_itself(project: Path) -> None:
-    assert 0 == typed(project, "trust").returncode
+    assert 0 == typed(project, "agents", "trust").returncode
     with open_studio(project) as (_, link):
         client, _page = page_of(link)
         with closing(client):
@@ -159,7 +159,7 @@ def test_agents_that_nobody_trusts_are_not_run_and_it_says_how_to_trust_them(pro
 
     assert 2 == result.returncode
     assert "nobody trusts yet" in result.stderr
-    assert "stepengine trust" in result.stderr
+    assert "stepengine agents trust" in result.stderr
     assert "it ran" not in result.stderr
 
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_opened_is_refused_in_words(project: Path, words: list[st
     (project / "asker.py").write_text(SHOP)
     for name, held in (("bad.json", '{"a": 1}'), ("bad.yaml", "- 7"), ("bad.py", ""), ("good.json", '["yes"]')):
         (project / name).write_text(held)
-    assert 0 == typed(project, "trust").returncode
+    assert 0 == typed(project, "agents", "trust").returncode
     result = typed(project, "studio", *words, "--no-open", "--port", "0")
 
     assert 2 == result.returncode

@@ -46,7 +46,7 @@ def test_the_list_says_who_may_do_what_until_when(file: Path) -> None:
     told = json.loads(typed(file, "list", "--json").stdout)
 
     assert (
-        "old: admin; expired 2020-02-01 00:00 UTC\nlaptop, of anna: read, run, answer; until removed\n"
+        "old: admin; expired 2020-02-01 00:00 UTC\nlaptop, of anna: read, run, answer; until revoked\n"
         == typed(file, "list").stdout
     )
     assert [("old", "old", ["admin"]), ("laptop", "anna", ["read", "run", "answer"])] == [
@@ -55,12 +55,12 @@ def test_the_list_says_who_may_do_what_until_when(file: Path) -> None:
     assert ["2020-02-01T00:00:00+00:00", None] == [one["expires"] for one in told]
 
 
-def test_a_token_that_was_removed_lets_nobody_in(file: Path) -> None:
+def test_a_token_that_was_revoked_lets_nobody_in(file: Path) -> None:
     token = typed(file, "add", "ci").stdout.strip()
 
-    assert 0 == typed(file, "remove", "ci").exit_code
+    assert 0 == typed(file, "revoke", "ci").exit_code
     assert Tokens.open(file).find(token) is None
-    assert 2 == typed(file, "remove", "ci").exit_code
+    assert 2 == typed(file, "revoke", "ci").exit_code
     assert (0, "") == (typed(file, "list").exit_code, typed(file, "list").stdout)
 
 
@@ -73,7 +73,7 @@ def test_a_token_that_was_removed_lets_nobody_in(file: Path) -> None:
         (["add", "ci", "--expires", "0d"], "30d, 12h, 90m and 2w are valid"),
         (["add", "../ci"], "letters, digits"),
         (["list"], "tokens add` makes it"),
-        (["remove", "ci"], "tokens add` makes it"),
+        (["revoke", "ci"], "tokens add` makes it"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_that_says_what_would_be_fine(
@@ -91,14 +91,14 @@ def test_a_file_that_others_may_read_or_that_is_none_of_tokens_is_left_alone(fil
     for content, mode in ((b"{}", 0o600), (b"\xff", 0o600), (b"{}", 0o644)):
         file.write_bytes(content)
         file.chmod(mode)
-        for arguments in (["add", "ci"], ["list"], ["remove", "ci"]):
+        for arguments in (["add", "ci"], ["list"], ["revoke", "ci"]):
             assert 2 == typed(file, *arguments).exit_code
         assert content == file.read_bytes()
 
 
 @pytest.mark.spec("studio:SV4")
-@pytest.mark.parametrize("words", [["add", "me"], ["remove", "anna"]])
-def test_a_command_of_an_agent_makes_and_removes_no_token(
+@pytest.mark.parametrize("words", [["add", "me"], ["revoke", "anna"]])
+def test_a_command_of_an_agent_makes_and_revokes_no_token(
     file: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     Tokens.open(file).add("anna", ["read"])

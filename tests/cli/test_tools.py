@@ -1,5 +1,5 @@
 """
-`stepengine tools`: a line for every bundled tool, and what one takes and gives.
+`stepengine agents tools`: a line for every bundled tool, and what one takes and gives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stepengine.tools.reference import told
 
 
 def typed(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["tools", *arguments])
+    return CliRunner().invoke(app, ["agents", "tools", *arguments])
 
 
 def test_every_bundled_tool_has_a_line_of_its_own() -> None:
@@ -54,7 +54,9 @@ def test_programs_get_the_same_as_json() -> None:
     assert [True, False, False] == [key["always"] for key in matches["of"]["keys"]]
 
 
-@pytest.mark.parametrize(("name", "hint"), [("read-file", "did you mean 'read_files'?"), ("zzz", "`stepengine tools`")])
+@pytest.mark.parametrize(
+    ("name", "hint"), [("read-file", "did you mean 'read_files'?"), ("zzz", "`stepengine agents tools`")]
+)
 def test_a_tool_that_there_is_not_is_told_with_the_nearest(name: str, hint: str) -> None:
     shown = typed(name)
 

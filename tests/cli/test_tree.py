@@ -1,5 +1,5 @@
 """
-`stepengine agents --tree`: who may spawn whom.
+`stepengine agents list --tree`: who may spawn whom.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def test_the_command_shows_the_agents_that_can_be_named(tmp_path: Path, monkeypa
     )
     Path("agents/zz_kid.py").write_text('from stepengine import AgentDefinition\nagent = AgentDefinition("zz-kid")\n')
     Path("agents/broken.py").write_text("x = 1\n")
-    result = CliRunner(charset="ascii").invoke(app, ["agents", "--tree"])
-    drawn = CliRunner().invoke(app, ["agents", "--tree"])
+    result = CliRunner(charset="ascii").invoke(app, ["agents", "list", "--tree"])
+    drawn = CliRunner().invoke(app, ["agents", "list", "--tree"])
 
     assert 0 == result.exit_code
     assert "zz-boss\n`-- zz-kid\n" in result.stdout
@@ -72,6 +72,6 @@ def test_the_command_shows_the_agents_that_can_be_named(tmp_path: Path, monkeypa
         assert 0 < result.stdout.count(ascii) == drawn.stdout.count(mark)
     assert "broken.py" in result.stderr
 
-    both = CliRunner().invoke(app, ["agents", "--tree", "--json"])
+    both = CliRunner().invoke(app, ["agents", "list", "--tree", "--json"])
     assert (2, "") == (both.exit_code, both.stdout)
     assert "--json alone has spawnable_agents" in both.stderr

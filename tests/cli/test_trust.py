@@ -102,32 +102,46 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "run a shipped id": ("run", "coder", "Go", "-q"),
     "run with a published id": ("run", "somebody/coder@1.0.0", "Go", "-q"),
     "chat": ("chat", "--plain"),
-    "agents": ("agents",),
-    "agents as a tree": ("agents", "--tree"),
-    "doctor": ("doctor",),
+    "agents": (
+        "agents",
+        "list",
+    ),
+    "agents as a tree": ("agents", "list", "--tree"),
+    "doctor": (
+        "config",
+        "doctor",
+    ),
     "replay": ("replay", "run.jsonl", "-q"),
     "resume": ("resume", "run.jsonl", "-q"),
     "debug": ("debug", "run.jsonl", "--exec", "print ctx.prompt"),
-    "view": ("view", "run.jsonl", "-o", "run.html", "--force"),
-    "impact": ("impact", "run.jsonl"),
+    "show as a page": ("show", "run.jsonl", "--html", "-o", "run.html", "--force"),
+    "impact": ("compare", "impact", "run.jsonl"),
     "test": ("test", "run.jsonl"),
     "test as JSON": ("test", "run.jsonl", "--json"),
     "extend": ("extend", "run.jsonl", "-q"),
     "fork": ("fork", "run.jsonl", "--at", "-1", "--into", "fork.jsonl", "-q"),
-    "pin": ("pin", "run.jsonl", "--check", "status == completed"),
-    "policy": ("policy", "policy.json", "--agent", "mine", "--against", "run.jsonl"),
+    "pin": ("compare", "pin", "run.jsonl", "--check", "status == completed"),
+    "policy": ("config", "policy", "policy.json", "--agent", "mine", "--against", "run.jsonl"),
     "chat with it": ("chat", "mine", "Hello", "--plain"),
     "replay by id": ("replay", "run.jsonl", "--agent", "mine"),
     "resume by id": ("resume", "run.jsonl", "--agent", "mine"),
     "extend by id": ("extend", "run.jsonl", "--agent", "mine", "-q"),
     "debug by id": ("debug", "run.jsonl", "--agent", "mine", "--exec", "print ctx.prompt"),
-    "impact by id": ("impact", "run.jsonl", "--agent", "mine"),
-    "pin by id": ("pin", "run.jsonl", "--agent", "mine", "--check", "status == completed"),
-    "chaos": ("chaos", "mine", "--seed", "1"),
-    "chaos of a shipped id": ("chaos", "coder", "--seed", "1"),
-    "import": ("import", "run.jsonl", "--db", "postgresql://127.0.0.1:9/none"),
-    "import with the folder": ("import", "run.jsonl", "--agents", "agents", "--db", "postgresql://127.0.0.1:9/none"),
-    "export": ("export", "run-1", "--db", "postgresql://127.0.0.1:9/none"),
+    "impact by id": ("compare", "impact", "run.jsonl", "--agent", "mine"),
+    "pin by id": ("compare", "pin", "run.jsonl", "--agent", "mine", "--check", "status == completed"),
+    "chaos": ("test", "--chaos", "mine", "--seed", "1"),
+    "chaos of a shipped id": ("test", "--chaos", "coder", "--seed", "1"),
+    "import": ("journal", "import", "run.jsonl", "--db", "postgresql://127.0.0.1:9/none"),
+    "import with the folder": (
+        "journal",
+        "import",
+        "run.jsonl",
+        "--agents",
+        "agents",
+        "--db",
+        "postgresql://127.0.0.1:9/none",
+    ),
+    "export": ("journal", "export", "run-1", "--db", "postgresql://127.0.0.1:9/none"),
 }
 
 
@@ -428,7 +442,7 @@ def test_what_was_trusted_runs(place: Place, command: str) -> None:
     The same commands, so that none of the attacks fails for another reason.
     """
     place.path.joinpath("policy.json").write_text('{"version": 1, "rules": []}')
-    place.type("trust", code=0)
+    place.type("agents", "trust", code=0)
     place.type(*COMMANDS[command], stdin="")
 
     assert place.ran.exists()
@@ -443,7 +457,7 @@ def test_what_did_not_run_is_named_with_both_ways_to_trust_it(place: Place) -> N
     content = trust.content_of(place.path / "agents")
 
     assert f"not run, because nobody trusts it: '{place.path / 'agents'}' ('coder.py', 'mine.py')" in said
-    assert f"stepengine trust {place.path}" in said
+    assert f"stepengine agents trust {place.path}" in said
     assert f"--trust={content}" in said
     assert "Go\n" == place.type("run", "mine", "Go", "-q", f"--trust={content}", code=0).stdout
     assert not trust.is_trusted(place.path / "agents")
@@ -457,7 +471,7 @@ def test_the_command_that_is_shown_is_one_command_whatever_the_folder_is_called(
     place.path.rename(odd)
     os.chdir(odd)
 
-    assert f"Look at it, then: stepengine trust {shlex.quote(str(odd))}\n" in place.type("agents").stderr
+    assert f"Look at it, then: stepengine agents trust {shlex.quote(str(odd))}\n" in place.type("agents", "list").stderr
 
 
 @pytest.mark.spec("requirements:X72")
@@ -504,20 +518,22 @@ def test_what_is_no_content_trusts_nothing(place: Place, given: str) -> None:
 
 @pytest.mark.spec("requirements:X72")
 def test_a_trusted_folder_may_change_and_is_forgotten_when_one_says_so(place: Place) -> None:
-    assert place.type("trust", code=0).stdout.startswith(f"{place.path / 'agents'} is trusted: coder.py, mine.py\n")
+    assert place.type("agents", "trust", code=0).stdout.startswith(
+        f"{place.path / 'agents'} is trusted: coder.py, mine.py\n"
+    )
     place.write("agents/new.py", "new")
-    assert [str(place.path / "agents")] == json.loads(place.type("trust", "--list", "--json").stdout)
+    assert [str(place.path / "agents")] == json.loads(place.type("agents", "trust", "--list", "--json").stdout)
     assert "Go\n" == place.type("run", "new", "Go", "-q", code=0).stdout
-    assert "forgotten\n" == place.type("trust", "--forget", code=0).stdout
-    assert "it was not trusted\n" == place.type("trust", "--forget", code=0).stdout
+    assert "forgotten\n" == place.type("agents", "trust", "--forget", code=0).stdout
+    assert "it was not trusted\n" == place.type("agents", "trust", "--forget", code=0).stdout
 
     place.type("run", "new", "Go", "-q", code=2)
 
 
 @pytest.mark.spec("requirements:X72")
 def test_an_agent_that_hides_a_shipped_one_is_told_and_a_folder_that_is_not_trusted_hides_none(place: Place) -> None:
-    foreign = json.loads(place.type("agents", "--json").stdout)
-    place.type("trust")
+    foreign = json.loads(place.type("agents", "list", "--json").stdout)
+    place.type("agents", "trust")
     told = place.type("run", "coder", "Go", "-q", code=0)
 
     assert not [each for each in foreign if str(place.path) in each["source"]]
@@ -576,8 +592,11 @@ def test_the_question_names_every_agent_file_and_their_number_last(
 @pytest.mark.parametrize(
     "words",
     [
-        ("trust",),
-        ("trust", "--forget"),
+        (
+            "agents",
+            "trust",
+        ),
+        ("agents", "trust", "--forget"),
         ("run", "mine", "Go", "--trust=sha256:" + "0" * 64),
         ("resume", "run.jsonl", "--answer", "q0=yes"),
         ("resume", "run.jsonl", "--trust-answers"),
@@ -585,8 +604,8 @@ def test_the_question_names_every_agent_file_and_their_number_last(
         ("replay", "run.jsonl", "--live", "tool_call", "--trust-answers"),
         ("fork", "run.jsonl", "--at", "-1", "--answer", "q0=yes"),
         ("extend", "run.jsonl", "--answer", "q0=yes"),
-        ("answer", "run-1", "q0", "yes", "--db", "postgresql://127.0.0.1:9/none"),
-        ("say", "run-1", "Go on", "--db", "postgresql://127.0.0.1:9/none"),
+        ("send", "run-1", "--answer", "q0=yes", "--db", "postgresql://127.0.0.1:9/none"),
+        ("send", "run-1", "Go on", "--db", "postgresql://127.0.0.1:9/none"),
     ],
 )
 def test_a_command_of_a_tool_answers_nothing_itself(
@@ -618,7 +637,7 @@ def test_a_program_finds_local_agents_where_code_of_the_folder_runs_already(
     assert load_agent("mine") is not None
     monkeypatch.delitem(sys.modules, trust.PLUGIN)
     trust._RAN.clear()
-    with pytest.raises(DefinitionError, match=r"Not searched, because nobody trusts it.*stepengine trust"):
+    with pytest.raises(DefinitionError, match=r"Not searched, because nobody trusts it.*stepengine agents trust"):
         load_agent("mine")
     assert load_agent("coder").description
     monkeypatch.setattr(sys, "path", [*path, ""])
@@ -721,7 +740,7 @@ def test_a_journal_that_says_yes_itself_runs_nothing(
 @pytest.mark.spec("requirements:X72")
 def test_a_journal_that_says_yes_itself_is_no_durable_run_before_somebody_is_asked(payer: Place) -> None:
     _cut_behind_its_yes(payer)
-    words = ("import", "cut.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
+    words = ("journal", "import", "cut.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
 
     assert "q0 would let calls run that nobody here allowed" in payer.type(*words, code=2).stderr
     assert "nobody here allowed" not in payer.type(*words, "--trust-answers").stderr

@@ -1,5 +1,5 @@
 """
-``stepengine verify`` and ``--sign``, as they are typed.
+``stepengine journal check --key`` and ``--sign``, as they are typed.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ def command(*arguments: str, code: int = 0) -> Result:
 def test_a_run_is_signed_gone_on_with_and_verified_with_its_answers(key: Path, journal: str):
     public = f"{key}.pub"
     command("run", "./asker.py", "--journal", journal, "--sign", str(key), "-q", code=3)
-    seen = json.loads(command("verify", journal, "--key", public, "--json").stdout)
+    (seen,) = json.loads(command("journal", "check", journal, "--key", public, "--json").stdout)
     assert (True, []) == (seen["ok"], seen["decisions"])
     again = ["resume", journal, "--agent", "./asker.py", "--answer", "q5=yes", "-q"]
     assert "go on with that key" in command(*again, code=1).stderr
     assert "said yes" in command(*again, "--sign", str(key)).stdout
 
-    shown = command("verify", journal, "--key", public, "--seen", seen["digest"]).stdout
+    shown = command("journal", "check", journal, "--key", public, "--seen", seen["signature"]["digest"]).stdout
     assert shown.startswith("ok ")
     assert "yes  to 'Release 1.0?'" in shown
     other = f"{'0' * 64}"
     assert (
         "it does not begin with what was seen"
-        in command("verify", journal, "--key", public, "--seen", other, code=1).stdout
+        in command("journal", "check", journal, "--key", public, "--seen", other, code=1).stdout
     )
 
 
@@ -78,21 +78,23 @@ def test_what_was_altered_and_what_is_unsigned_is_told_and_leaves_with_1(key: Pa
     whole = Path("run.jsonl").read_bytes()
     Path("run.jsonl").write_bytes(whole.replace(b'"value":3}', b'"value":9}'))
     number = next(n for n, line in enumerate(whole.splitlines(), 1) if b'"value":3}' in line)
-    shown = command("verify", "run.jsonl", "--key", public, code=1).stdout
+    shown = command("journal", "check", "run.jsonl", "--key", public, code=1).stdout
     assert shown.startswith("ALTERED")
     assert f"record {number} was altered" in shown
-    command("seal", "run.jsonl")
-    assert f"record {number} was altered" in command("verify", "run.jsonl", "--key", public, code=1).stdout
+    command("journal", "repair", "run.jsonl", "--seal")
+    assert f"record {number} was altered" in command("journal", "check", "run.jsonl", "--key", public, code=1).stdout
 
     Path("run.jsonl").write_bytes(b"".join([*whole.splitlines(keepends=True), whole.splitlines(keepends=True)[-2]]))
-    shown = command("verify", "run.jsonl", "--key", public, code=1).stdout
+    shown = command("journal", "check", "run.jsonl", "--key", public, code=1).stdout
     assert shown.startswith("UNSIGNED")
     assert "stands behind the signature that closed the journal" in " ".join(shown.split())
-    assert command("verify", "run.jsonl", "--key", public, "--allow-unsigned").stdout == shown_at_length(public)
+    assert command("journal", "check", "run.jsonl", "--key", public, "--allow-unsigned").stdout == shown_at_length(
+        public
+    )
 
 
 def shown_at_length(public: str) -> str:
-    return str(command("verify", "run.jsonl", "--key", public, code=1).stdout)
+    return str(command("journal", "check", "run.jsonl", "--key", public, code=1).stdout)
 
 
 @pytest.mark.spec("reliability:JR47")
@@ -102,5 +104,5 @@ def test_wrong_keys_are_wrong_usage_or_a_failure_and_nothing_is_run(key: Path):
     assert "cannot be read" in command(*run, "--journal", "run.jsonl", "--sign", "none", code=2).stderr
     assert not Path("run.jsonl").exists()
     command(*run, "--journal", "run.jsonl", "--sign", str(key), code=3)
-    assert "is a private key" in command("verify", "run.jsonl", "--key", str(key), code=1).stderr
-    assert "there is no journal" in command("verify", "none.jsonl", "--key", f"{key}.pub", code=2).stderr
+    assert "is a private key" in command("journal", "check", "run.jsonl", "--key", str(key), code=1).stderr
+    assert "there is no journal" in command("journal", "check", "none.jsonl", "--key", f"{key}.pub", code=2).stderr

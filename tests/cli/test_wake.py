@@ -102,7 +102,7 @@ def test_what_a_run_waits_for_is_told_wherever_it_is_shown_with_the_command_that
 
     for said in (first.stderr, again.stderr):
         assert "it waits for a message on 'go' until " in said
-        assert f"stepengine post {stem} go JSON" in said
+        assert f"stepengine send {stem} --topic go JSON" in said
         assert f"stepengine resume {stem} --now" in said
         assert "stepengine wake" in said
         assert "question" not in said
@@ -126,9 +126,9 @@ def test_a_message_is_posted_once_and_the_run_is_due_for_whoever_wakes() -> None
     stem = suspended("waits")
     suspended("waits")
     assert "" == command("wake").stdout
-    first = command("post", stem, "go", '{"n": 1}', "--id", "one").stdout
-    again = command("post", stem, "go", '{"n": 1}', "--id", "one").stdout
-    as_json = json.loads(command("post", stem, "go", "-", "--json", input="[2]").stdout)
+    first = command("send", stem, "--topic", "go", '{"n": 1}', "--id", "one").stdout
+    again = command("send", stem, "--topic", "go", '{"n": 1}', "--id", "one").stdout
+    as_json = json.loads(command("send", stem, "--topic", "go", "-", "--json", input="[2]").stdout)
     woken = command("wake").stdout
     shown = command("resume", stem, "-q").stdout
 
@@ -154,11 +154,11 @@ def test_what_cannot_be_posted_is_told_in_a_line() -> None:
         (("nowhere", "go", "1"), 2, "no journal"),
     ]
     for arguments, code, said in cases:
-        result = command("post", *arguments, code=code)
+        result = command("send", arguments[0], "--topic", *arguments[1:], code=code)
         assert said in result.stderr
         assert "Traceback" not in result.stderr
     command("resume", stem, "--now", "-q")
-    ended = command("post", stem, "go", "1", code=1)
+    ended = command("send", stem, "--topic", "go", "1", code=1)
 
     assert "has ended" in ended.stderr
 
@@ -170,7 +170,7 @@ def test_the_command_that_sends_a_message_can_be_typed_whatever_the_journal_is_c
     words = shlex.split(line.partition("send it with: stepengine ")[2].replace(" JSON", " 35"))
     command(*words)
 
-    assert ["post", "my run's.jsonl", "go", "35"] == words
+    assert ["send", "my run's.jsonl", "--topic", "go", "35"] == words
 
 
 @pytest.mark.spec("waiting:WT21")
@@ -272,7 +272,7 @@ def test_two_schedules_of_one_id_are_refused_by_a_waker_as_by_the_list_of_them(w
             "schedule = Schedule(agent, cron='* * * * *', timezone='UTC', id='hourly')\n"
         )
     (work / "place").mkdir()
-    listed = command("schedules", "first.py", "second.py", code=2).stderr
+    listed = command("runs", "--schedules", "first.py", "second.py", code=2).stderr
     woken = command("wake", "place", "--agents", "first.py", "--agents", "second.py", code=2).stderr
 
     assert "two schedules have the id 'hourly'" in listed
@@ -307,7 +307,7 @@ def test_a_waker_that_watches_wakes_within_moments_and_ends_when_it_is_told_to(w
     try:
         time.sleep(2)
         began = time.monotonic()
-        command("post", stem, "go", "1")
+        command("send", stem, "--topic", "go", "1")
         assert waker.stdout is not None
         told = json.loads(waker.stdout.readline())
         took = time.monotonic() - began

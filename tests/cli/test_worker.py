@@ -1,5 +1,5 @@
 """
-What `stepengine worker` takes for agents, before any database is asked.
+What `stepengine deploy worker` takes for agents, before any database is asked.
 """
 
 from __future__ import annotations

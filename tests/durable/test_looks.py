@@ -201,7 +201,7 @@ async def test_a_role_that_may_not_make_indexes_is_told_and_works_without_them(d
             with caplog.at_level(logging.WARNING, logger="stepengine"):
                 await made_indexes(own)
             await own.execute("reset role")
-            assert ["run `stepengine migrate`" in record.getMessage() for record in caplog.records] == [True]
+            assert ["run `stepengine deploy migrate`" in record.getMessage() for record in caplog.records] == [True]
             await operator.submit("chat", "a", info=RunInfo("s"))
             await operator.submit("chat", "b", info=RunInfo("s"))
             assert ["s"] == await operator.sessions.in_line()

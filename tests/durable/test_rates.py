@@ -238,7 +238,7 @@ async def test_a_database_that_refuses_to_answer_fails_the_request_and_hangs_nob
 @pytest.mark.spec("durable:U21")
 async def test_without_tables_a_worker_that_may_not_make_them_says_who_does(db: str):
     rates = SharedRates(RateLimit(max_concurrency=1), db)
-    with pytest.raises(StepEngineError, match="stepengine migrate"):
+    with pytest.raises(StepEngineError, match="stepengine deploy migrate"):
         await rates.open(asyncio.Semaphore(1), migrate=False)
 
 
@@ -557,6 +557,7 @@ def test_limits_that_are_typed_take_the_place_of_those_of_the_module(
     monkeypatch.setattr("stepengine.durable.DurableEngine", noted)
     (tmp_path / "agents_here.py").write_text(AGENT_FILE.replace("RATES", known))
     words = [
+        "deploy",
         "worker",
         str(tmp_path / "agents_here.py"),
         "--db",
@@ -578,13 +579,13 @@ def test_limits_that_are_typed_take_the_place_of_those_of_the_module(
 
 
 async def test_what_is_asked_is_shown_without_the_key(worker, db: str):
-    shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--rates", "--db", db])
+    shown = await asyncio.to_thread(CliRunner().invoke, app, ["deploy", "status", "--rates", "--db", db])
     assert "ACCOUNT  UNDER-WAY  WAITING  REQUESTS/MIN  TOKENS/MIN\n" == shown.stdout
 
     _, one = await worker("fingerprint", max_concurrency=1)
     await one.enter(70, said_nothing)
     waits = await taken(one, tokens=5)
-    shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--rates", "--db", db])
+    shown = await asyncio.to_thread(CliRunner().invoke, app, ["deploy", "status", "--rates", "--db", db])
     assert ["test:fingerprint", "1", "1", "1", "70"] == shown.stdout.splitlines()[1].split()
     waits.cancel()
     await asyncio.wait((waits,))

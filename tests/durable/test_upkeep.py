@@ -107,7 +107,7 @@ class Deployment:
         return process
 
     def worker(self, executor: str, *arguments: str) -> subprocess.Popen[str]:
-        process = self.start("worker", "mine.py", "--executor", executor, *arguments)
+        process = self.start("deploy", "worker", "mine.py", "--executor", executor, *arguments)
         assert process.stderr is not None
         line = process.stderr.readline()
         assert "takes runs" in line, line + process.stderr.read()
@@ -151,37 +151,39 @@ def deployment(tmp_path: Path, db: str) -> Iterator[Deployment]:
 )  # fmt: skip
 def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_happened(deployment: Deployment) -> None:
     first = deployment.worker("w1")
-    assert "another process works as executor 'w1'" in deployment("worker", "mine.py", "--executor", "w1", code=4)
-    assert deployment("submit", "adder", "--prompt", "8", "--id", "r1") == "r1\n"
-    assert deployment("submit", "adder", "--prompt", "8", "--id", "r1") == "r1\n"
+    assert "another process works as executor 'w1'" in deployment(
+        "deploy", "worker", "mine.py", "--executor", "w1", code=4
+    )
+    assert deployment("deploy", "submit", "adder", "--prompt", "8", "--id", "r1") == "r1\n"
+    assert deployment("deploy", "submit", "adder", "--prompt", "8", "--id", "r1") == "r1\n"
     deployment.until(lambda: "ended 2" in deployment.world())
-    assert "executor 'w1' is alive" in deployment("takeover", "w1", code=4)
+    assert "executor 'w1' is alive" in deployment("deploy", "takeover", "w1", code=4)
 
     first.kill()
     first.wait()
-    told = deployment("status", code=1)
+    told = deployment("deploy", "status", code=1)
     assert "DEAD" in told
-    assert "stepengine takeover w1" in told
+    assert "stepengine deploy takeover w1" in told
     assert "no worker of it lives" in told
 
     second = deployment.worker("w2")
-    assert "would resume  r1  from w1" in deployment("takeover", "w1", "--dry-run")
-    assert "resumed  r1  from w1" in deployment("takeover", "w1")
-    assert "executor w1 has no runs" in deployment("takeover", "w1")
+    assert "would resume  r1  from w1" in deployment("deploy", "takeover", "w1", "--dry-run")
+    assert "resumed  r1  from w1" in deployment("deploy", "takeover", "w1")
+    assert "executor w1 has no runs" in deployment("deploy", "takeover", "w1")
 
     question = deployment.question("r1")
-    assert "is not an open question" in deployment("answer", "r1", "q99", "yes", code=2)
-    deployment("answer", "r1", question, "yes")
-    assert "28 yes" in deployment("submit", "adder", "--prompt", "8", "--id", "r1", "--wait")
+    assert "is not an open question" in deployment("send", "r1", "--answer", "q99=yes", code=2)
+    deployment("send", "r1", "--answer", f"{question}=yes")
+    assert "28 yes" in deployment("deploy", "submit", "adder", "--prompt", "8", "--id", "r1", "--wait")
     twice = [line for line, times in Counter(deployment.world()).items() if times > 1]
     assert len(twice) <= 2, "only the effect in flight may have begun again"
     assert len({line for line in deployment.world() if line.startswith("ended")}) == 8
 
-    assert "waits for no answer" in deployment("answer", "r1", question, "no", code=2)
-    assert deployment("gc", "--older-than", "1d").startswith("0 runs")
-    assert "r1" in deployment("gc", "--older-than", "0s", "--dry-run")
-    assert deployment("gc", "--older-than", "0s").startswith("1 runs were")
-    assert "there is no run 'r1'" in deployment("status", "r1", code=2)
+    assert "waits for no answer" in deployment("send", "r1", "--answer", f"{question}=no", code=2)
+    assert deployment("deploy", "gc", "--older-than", "1d").startswith("0 runs")
+    assert "r1" in deployment("deploy", "gc", "--older-than", "0s", "--dry-run")
+    assert deployment("deploy", "gc", "--older-than", "0s").startswith("1 runs were")
+    assert "there is no run 'r1'" in deployment("deploy", "status", "r1", code=2)
 
     second.send_signal(signal.SIGTERM)
     assert second.wait(30) == 0
@@ -190,17 +192,17 @@ def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_ha
 @pytest.mark.deep
 @pytest.mark.spec("durable:UC6", "durable:U34", "durable:UT17")
 def test_watching_takes_over_by_itself_and_sets_aside_what_kills_every_worker(deployment: Deployment) -> None:
-    watching = deployment.start("takeover", "--watch", "--grace", "0.5")
-    standing_by = deployment.start("takeover", "--watch", "--grace", "0.5")
-    deployment("migrate")
+    watching = deployment.start("deploy", "takeover", "--watch", "--grace", "0.5")
+    standing_by = deployment.start("deploy", "takeover", "--watch", "--grace", "0.5")
+    deployment("deploy", "migrate")
     # One that waits gets no further either, and that is nobody's fault.
-    deployment("submit", "adder", "--prompt", "4", "--id", "good")
+    deployment("deploy", "submit", "adder", "--prompt", "4", "--id", "good")
     deployment.worker("w0")
     question = deployment.question("good")
-    deployment("submit", "killer", "--id", "bad")
+    deployment("deploy", "submit", "killer", "--id", "bad")
 
     def was_set_aside() -> bool:
-        return "poison" in deployment("status", "bad", "--json")
+        return "poison" in deployment("deploy", "status", "bad", "--json")
 
     for number in range(1, 8):
         if was_set_aside():
@@ -208,15 +210,15 @@ def test_watching_takes_over_by_itself_and_sets_aside_what_kills_every_worker(de
         worker = deployment.worker(f"w{number}")
         deployment.until(lambda worker=worker: worker.poll() is not None or was_set_aside())
 
-    told = json.loads(deployment("status", "bad", "--json"))["runs"][0]
+    told = json.loads(deployment("deploy", "status", "bad", "--json"))["runs"][0]
     assert told["state"] == "CANCELLED"
     assert told["attributes"]["takeover"]["times"] == 6
     assert "poison" in told["attributes"]
-    assert "killed their workers" in deployment("status", code=1)
+    assert "killed their workers" in deployment("deploy", "status", code=1)
 
-    deployment("answer", "good", question, "yes")
+    deployment("send", "good", "--answer", f"{question}=yes")
     deployment.worker("last")
-    assert "6 yes" in deployment("submit", "adder", "--prompt", "4", "--id", "good", "--wait")
+    assert "6 yes" in deployment("deploy", "submit", "adder", "--prompt", "4", "--id", "good", "--wait")
     for process in (watching, standing_by):
         process.kill()
     said = [process.communicate()[0] for process in (watching, standing_by)]
@@ -267,8 +269,8 @@ def test_who_waits_for_a_run_is_printed_its_output_as_by_run(deployment: Deploym
     )
     deployment.worker("w1")
 
-    assert "w1        alive  0" in deployment("status", "--executors")
-    shown = deployment("submit", "told", "--wait")
+    assert "w1        alive  0" in deployment("deploy", "status", "--executors")
+    shown = deployment("deploy", "submit", "told", "--wait")
     assert {"left": 3, "names": ["a"]} == json.loads(shown[shown.index("{") : shown.rindex("}") + 1])
 
 
@@ -399,7 +401,7 @@ def test_a_watch_refuses_what_it_would_ignore(option: str, monkeypatch: pytest.M
 
     monkeypatch.setenv("STEPENGINE_DB", "postgresql://me@127.0.0.1:1/x")
 
-    result = CliRunner().invoke(app, ["takeover", "--watch", option])
+    result = CliRunner().invoke(app, ["deploy", "takeover", "--watch", option])
 
     assert result.exit_code == 2, result.output
     assert "go with one EXECUTOR" in result.stderr
@@ -407,7 +409,14 @@ def test_a_watch_refuses_what_it_would_ignore(option: str, monkeypatch: pytest.M
 
 @pytest.mark.spec("durable:UF34", "durable:UT19")
 @pytest.mark.parametrize(
-    "arguments", [["status"], ["submit", "a"], ["takeover", "w1"], ["answer", "r", "q", "v"], ["migrate"]]
+    "arguments",
+    [
+        ["deploy", "status"],
+        ["deploy", "submit", "a"],
+        ["deploy", "takeover", "w1"],
+        ["send", "r", "--answer", "q=v"],
+        ["deploy", "migrate"],
+    ],
 )
 def test_a_database_that_is_away_is_one_line_and_exit_code_6(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
@@ -437,8 +446,8 @@ def test_without_a_database_it_is_said_how_one_is_named_and_a_typed_password_is_
     from stepengine.cli.app import app
 
     monkeypatch.delenv("STEPENGINE_DB", raising=False)
-    without = CliRunner().invoke(app, ["status"])
-    typed = CliRunner().invoke(app, ["status", "--db", "postgresql://me:s3cret@127.0.0.1:1/x"])
+    without = CliRunner().invoke(app, ["deploy", "status"])
+    typed = CliRunner().invoke(app, ["deploy", "status", "--db", "postgresql://me:s3cret@127.0.0.1:1/x"])
 
     assert (2, True) == (without.exit_code, "STEPENGINE_DB" in without.stderr)
     assert "can be read in the list of processes" in typed.stderr
@@ -465,36 +474,38 @@ def test_runs_move_to_another_release_out_into_journals_and_back(deployment: Dep
         (deployment.folder / name).write_text(text)
     old = deployment.worker("old", "--release", "1")
     for run in ("waiting", "answered"):
-        deployment("submit", "adder", "--prompt", "3", "--id", run, "--release", "1")
+        deployment("deploy", "submit", "adder", "--prompt", "3", "--id", run, "--release", "1")
     question = {run: deployment.question(run) for run in ("waiting", "answered")}
     old.send_signal(signal.SIGTERM)
     assert old.wait(40) == 0
-    deployment("answer", "answered", question["answered"], "kept")  # nobody lives; it waits in the database
+    deployment("send", "answered", "--answer", f"{question['answered']}=kept")  # nobody lives; it waits in the database
 
-    told = deployment("release", "move", "1", "2", "--agents", "other.py", "--check", code=5)
+    told = deployment("deploy", "release", "1", "2", "--agents", "other.py", "--check", code=5)
     assert told.count("diverges") == 2
     assert "is recorded" in told
-    assert deployment("release", "move", "1", "2", "--agents", "newer.py", "--check").count("would move") == 2
-    assert deployment("release", "move", "1", "2", "--agents", "newer.py").count("moved") == 2
-    assert "no run of release 1" in deployment("release", "move", "1", "2", "--agents", "newer.py")
+    assert deployment("deploy", "release", "1", "2", "--agents", "newer.py", "--check").count("would move") == 2
+    assert deployment("deploy", "release", "1", "2", "--agents", "newer.py").count("moved") == 2
+    assert "no run of release 1" in deployment("deploy", "release", "1", "2", "--agents", "newer.py")
 
     began = len(deployment.world())
     deployment.worker("new", "--release", "2")  # of mine.py: which code it has is the operator's word
-    assert "3 kept" in deployment("submit", "adder", "--prompt", "3", "--id", "answered", "--wait")
+    assert "3 kept" in deployment("deploy", "submit", "adder", "--prompt", "3", "--id", "answered", "--wait")
     assert len(deployment.world()) == began, "nothing that was recorded is done again"
 
-    deployment("export", "waiting", "--agents", "mine.py", "-o", "waiting.jsonl")
+    deployment("journal", "export", "waiting", "--agents", "mine.py", "-o", "waiting.jsonl")
     assert "Keep it?" in deployment("show", "waiting.jsonl")
-    assert deployment("check", "waiting.jsonl").startswith("ok")
+    assert deployment("journal", "check", "waiting.jsonl").startswith("ok")
     fork = deployment(
         "fork", "waiting", "--at", "0", "--edit", "40", "--allow-repeat",
         "--db", deployment.database, "--agents", "mine.py",
     ).split()[-1]  # fmt: skip
-    deployment("answer", fork, deployment.question(fork), "forked")
-    assert "43 forked" in deployment("submit", "adder", "--id", fork, "--wait")
+    deployment("send", fork, "--answer", f"{deployment.question(fork)}=forked")
+    assert "43 forked" in deployment("deploy", "submit", "adder", "--id", fork, "--wait")
 
     deployment("cancel", "waiting")
-    assert deployment("import", "waiting.jsonl", "--agents", "mine.py", code=2)  # its id is taken, by the run itself
+    assert deployment(
+        "journal", "import", "waiting.jsonl", "--agents", "mine.py", code=2
+    )  # its id is taken, by the run itself
 
 
 CAREFUL = '''
@@ -535,22 +546,22 @@ options = {"permissions": Policy(rules=[Rule.ask_for_tool("wipe")])}
 def test_a_session_is_submitted_to_answered_for_good_and_read_on_the_command_line(deployment: Deployment) -> None:
     (deployment.folder / "mine.py").write_text(CAREFUL)
     deployment.worker("w1")
-    deployment("submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r1")
+    deployment("deploy", "submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r1")
     question = deployment.question("r1")
-    shown = deployment("status", "--session", "s")
-    deployment("say", "r1", "carefully", "--id", "m1")
-    refused = deployment("answer", "r1", question, "no", "--always", code=2)
-    deployment("answer", "r1", question, "yes", "--always")
-    first = deployment("submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r1", "--wait")
-    second = deployment("submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r2", "--wait")
-    told = json.loads(deployment("status", "--session", "s", "--json"))
-    listed = json.loads(deployment("status", "--sessions", "--json"))
-    nothing = deployment("status", "--session", "t", code=2)
-    late = deployment("say", "r1", "too late", code=2)
+    shown = deployment("deploy", "status", "--session", "s")
+    deployment("send", "r1", "carefully", "--id", "m1")
+    refused = deployment("send", "r1", "--answer", f"{question}=no", "--always", question, code=2)
+    deployment("send", "r1", "--always", question)
+    first = deployment("deploy", "submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r1", "--wait")
+    second = deployment("deploy", "submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r2", "--wait")
+    told = json.loads(deployment("deploy", "status", "--session", "s", "--json"))
+    listed = json.loads(deployment("deploy", "status", "--sessions", "--json"))
+    nothing = deployment("deploy", "status", "--session", "t", code=2)
+    late = deployment("send", "r1", "too late", code=2)
 
-    assert f"stepengine answer r1 {question} VALUE" in shown
-    assert '--always: allow the call wipe {"disk":"a"} by wiper' in shown
-    assert "--always goes with yes" in refused
+    assert f"stepengine send r1 --answer {question}=TEXT" in shown
+    assert f"--always {question}: " + 'allow the call wipe {"disk":"a"} by wiper' in shown
+    assert f"--answer and --always both answer {question!r}" in refused
     assert "wiped a; a" in first
     assert "wiped a; a" in second
     assert [("r1", 1, "SUCCESS"), ("r2", 2, "SUCCESS")] == [(t["run"], t["number"], t["state"]) for t in told["turns"]]

@@ -428,21 +428,21 @@ async def test_the_command_lists_what_workers_started_and_posts_to_a_deployment_
         await scheduler.tick(noon + timedelta(minutes=1))
         await scheduler.finished()
         run = "every-minute-20260101T120100Z"
-        (waits,) = json.loads((await typed("schedules", "agents.py", "--json")).stdout)
+        (waits,) = json.loads((await typed("runs", "--schedules", "agents.py", "--json")).stdout)
         assert (run, 0) == (waits["last"]["run"], waits["missed"])
         assert waits["last"]["status"] in ("ENQUEUED", "PENDING")  # a worker has it, or is about to
-        posted = await typed("post", run, "order", '{"n": 7}', "--id", "one")
+        posted = await typed("send", run, "--topic", "order", '{"n": 7}', "--id", "one")
         assert (0, "one") == (posted.exit_code, posted.stdout.strip())
         assert [{"n": 7}, None] == (await engine.result(run, waits=True)).output
-        (ended,) = json.loads((await typed("schedules", "agents.py", "--json")).stdout)
+        (ended,) = json.loads((await typed("runs", "--schedules", "agents.py", "--json")).stdout)
         assert "SUCCESS" == ended["last"]["status"]
     with pytest.raises(AssertionError, match="give one of them"):
-        await typed("schedules", "agents.py", "--runs", "runs")
+        await typed("runs", "--schedules", "agents.py", "--runs", "runs")
 
 
 @pytest.mark.spec("waiting:WT36")
 async def test_a_database_without_the_tables_of_schedules_says_so(db: str):
     async with worker_of([RECEIVING], db, works=False) as engine:
         scheduler = DurableScheduler(engine, [Schedule("receiving", cron="* * * * *")])
-        with pytest.raises(JournalError, match="stepengine migrate"):
+        with pytest.raises(JournalError, match="stepengine deploy migrate"):
             await scheduler.tick(datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC))

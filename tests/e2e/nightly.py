@@ -270,7 +270,7 @@ class Night:
         name = f"{self.place}#{RUN}" if self.store == "sqlite" else str(self.place / f"{RUN}.jsonl")
         for _ in range(2):
             subprocess.run(
-                [sys.executable, "-m", "stepengine.cli", "post", name, "build-17", '{"status": "green"}', "--id", "hook-1", "--path", "0"],
+                [sys.executable, "-m", "stepengine.cli", "send", name, "--topic", "build-17", '{"status": "green"}', "--id", "hook-1", "--path", "0"],
                 cwd=ROOT, check=True, capture_output=True, timeout=60,
             )  # fmt: skip
 

@@ -176,7 +176,7 @@ def test_the_demo_and_the_agents_work_from_an_installed_package(stepengine: Any)
     # The second process need not compile again what the first one did.
     elsewhere = {"PYTHONPATH": f"{stepengine.folder / '.site'}{os.pathsep}{site}", "PYTHONDONTWRITEBYTECODE": ""}
 
-    listed = stepengine("agents", "--json", env=elsewhere)
+    listed = stepengine("agents", "list", "--json", env=elsewhere)
     demo = stepengine("demo", "-q", env=elsewhere)
 
     sources = [Path(entry["source"]) for entry in json.loads(listed.stdout)]

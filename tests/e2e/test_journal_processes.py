@@ -60,7 +60,7 @@ def folder(stepengine: Any) -> Path:
     """
     (stepengine.folder / "agents").mkdir()
     (stepengine.folder / "agents" / "worker.py").write_text(AGENT)
-    assert stepengine("trust").returncode == 0
+    assert stepengine("agents", "trust").returncode == 0
     return stepengine.folder
 
 
@@ -97,7 +97,7 @@ def test_a_killed_run_goes_on_in_another_process_and_no_committed_effect_happens
     counts = Counter(done(folder))
     assert set(counts) <= {str(n) for n in range(12)}
     assert max(counts.values()) == 1
-    assert stepengine("check", "run.jsonl").returncode == 0
+    assert stepengine("journal", "check", "run.jsonl").returncode == 0
 
 
 @pytest.mark.deep
@@ -227,4 +227,4 @@ def test_a_run_killed_in_ask_goes_on_in_another_process_with_the_answer_also_aft
     assert 2 == len(server.requests)
     assert ("You buy shoes." if is_edited else "You buy.") == server.requests[-1]["messages"][0]["content"]
     assert 0 == stepengine("replay", journal, "-q").returncode
-    assert 0 == stepengine("check", journal).returncode
+    assert 0 == stepengine("journal", "check", journal).returncode

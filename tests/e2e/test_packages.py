@@ -107,7 +107,7 @@ def published(project: Path, index: str) -> None:
     """
     install, *steps = steps_of(project / ".github/workflows/publish.yml")
     assert "pip install" in install
-    assert ["stepengine package check", "python -m build --no-isolation", "uv publish"] == steps[1:]
+    assert ["stepengine agents check", "python -m build --no-isolation", "uv publish"] == steps[1:]
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "syrupy,stepengine.pytest_plugin"}
     shutil.rmtree(project / "dist", ignore_errors=True)
     for step in steps:
@@ -195,16 +195,16 @@ def test_a_package_is_installed_by_its_name_agreed_to_and_run_without_its_author
     (code,) = somebody.own.glob("todo_plans/__init__.py")
     kept = code.read_text()
     code.write_text("raise SystemExit('imported')\n")
-    listed = {one["id"]: one for one in json.loads(somebody.types("agents", "--json"))}[f"{NAME}/todos"]
+    listed = {one["id"]: one for one in json.loads(somebody.types("agents", "list", "--json"))}[f"{NAME}/todos"]
     said = [listed[name] for name in ("publisher", "package", "version", "categories", "reads", "agreed")]
     assert [NAME, NAME, "0.1.0", {"find_todos": "read"}, ["."], False] == said
     refused = somebody.types("run", f"{NAME}/todos", "empty", code=2)
     assert "tools, read: find_todos" in refused
-    assert f"stepengine package agree {NAME}" in refused
+    assert f"stepengine agents agree {NAME}" in refused
     assert "imported" not in refused
     code.write_text(kept)
 
-    somebody.types("package", "agree", NAME)
+    somebody.types("agents", "agree", NAME)
     assert "1 of 1 as recorded" in somebody.types("test", f"{NAME}/todos")
     assert "nothing to do" in somebody.types("run", f"{NAME}/todos@0.1", "empty", "--journal", "run.jsonl", *UNASKED)
     head = json.loads((somebody.here / "run.jsonl").read_text().partition("\n")[0])
@@ -217,7 +217,7 @@ def test_a_package_is_installed_by_its_name_agreed_to_and_run_without_its_author
     somebody.install(NAME)
     again = somebody.types("test", f"{NAME}/todos", code=2)
     assert ("host: api.example.com" in again, "find_todos" in again) == (True, False)
-    somebody.types("package", "agree", NAME)
+    somebody.types("agents", "agree", NAME)
     other = f"was recorded with {NAME}/todos of {NAME}==0.1.0; installed is {NAME}==0.2.0"
     assert other in somebody.types("replay", "run.jsonl")
     assert f"{NAME} 0.2.0 is installed" in somebody.types("run", f"{NAME}/todos@0.1", "empty", code=2)
@@ -276,7 +276,7 @@ def test_a_package_of_a_stranger_is_run_and_repeated_in_the_sandbox_without_bein
     somebody = Somebody(tmp_path, index)
     somebody.install("stepengine", "acme-agents")
     (somebody.here / "set.toml").write_text('sandboxed = ["acme-agents"]\n')
-    somebody.types("package", "agree", "acme-agents")
+    somebody.types("agents", "agree", "acme-agents")
     settings = ("--config", "set.toml")
     somebody.types("run", "acme/asker", "a door", "--journal", "run.jsonl", *settings, code=3)
     ended = somebody.types("resume", "run.jsonl", "--answer", "q0=red", *settings)

@@ -124,7 +124,7 @@ def test_sigterm_flushes_the_journal_kills_the_programs_and_exits_with_143_withi
     assert ["echo", "committed"] == written[2]["effect"]["input"]["command"]
     assert "committed\n" == written[3]["value"]["content"][0]["value"]["stdout"]
     assert {"type": "stop", "kind": "cancelled"} == written[-1]["input"]
-    assert 0 == stepengine("check", "run.jsonl").returncode
+    assert 0 == stepengine("journal", "check", "run.jsonl").returncode
 
 
 @pytest.mark.deep
@@ -145,4 +145,4 @@ def test_a_second_sigterm_ends_a_run_whose_cleanup_stands_still_at_once(stepengi
     assert (-signal.SIGTERM, "", []) == (process.returncode, out, left), err
     assert took < AT_ONCE
     assert any("committed" in json.dumps(record) for record in records_of(stepengine.folder))
-    assert 0 == stepengine("check", "run.jsonl").returncode
+    assert 0 == stepengine("journal", "check", "run.jsonl").returncode

@@ -17,7 +17,7 @@ from stepengine.errors import DataError, InputError, JournalCorrupt
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.testing import ScriptedModel
 
-COMMANDS = [["show"], ["show", "--json"], ["view", "-o", "PAGE"], ["check"]]
+COMMANDS = [["show"], ["show", "--json"], ["show", "--html", "-o", "PAGE"], ["journal", "check"]]
 DEPTHS = [400, 600, 900, 5_000, 100_000]
 
 
@@ -60,7 +60,7 @@ async def test_a_journal_that_is_nested_too_deep_is_refused_by_its_record(
     path = deepened(await recorded(tmp_path / "run.jsonl", ["input"]), mark, depth)
 
     result = CliRunner().invoke(
-        app, [command[0], str(path), *[str(tmp_path / "p.html") if word == "PAGE" else word for word in command[1:]]]
+        app, [*[str(tmp_path / "p.html") if word == "PAGE" else word for word in command], str(path)]
     )
 
     said = " ".join((result.stdout + result.stderr).split())
@@ -75,8 +75,13 @@ async def test_a_value_as_deep_as_values_go_is_written_and_read(tmp_path: Path) 
     path = await recorded(tmp_path / "run.jsonl", nested(MAX_DEPTH_LEVELS - 2))
 
     assert check(FileJournal(path))
-    for command in (["show"], ["show", "--json"], ["view", "-o", str(tmp_path / "page.html")], ["check"]):
-        result = CliRunner().invoke(app, [command[0], str(path), *command[1:]])
+    for command in (
+        ["show"],
+        ["show", "--json"],
+        ["show", "--html", "-o", str(tmp_path / "page.html")],
+        ["journal", "check"],
+    ):
+        result = CliRunner().invoke(app, [*command, str(path)])
         assert 0 == result.exit_code, (command, result.stderr)
 
 

@@ -219,7 +219,7 @@ def test_a_head_that_a_crash_left_alone_is_no_run_and_the_next_run_replaces_it(t
     with Engine([agent_of(done, tmp_path, lambda _: None)]) as engine:
         engine.run_sync("fills", "go", journal=FileJournal(path))
         path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-        checked = CliRunner().invoke(app, ["check", str(path)])
+        checked = CliRunner().invoke(app, ["journal", "check", str(path)])
         with pytest.raises(JournalMissing, match="holds no run"):
             engine.resume_sync(FileJournal(path))
         again = engine.run_sync("fills", "go", journal=FileJournal(path))

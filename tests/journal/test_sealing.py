@@ -50,7 +50,9 @@ SECOND = '"value":"second"'
 @pytest.mark.spec("replay:J37")
 def test_an_edited_result_is_shown_sealed_and_taken_by_the_replay(path: Path) -> None:
     edit(path, SECOND, '"value":"edited"')
-    with pytest.raises(JournalCorrupt, match=f"`stepengine seal {path}` shows what was edited") as caught:
+    with pytest.raises(
+        JournalCorrupt, match=f"`stepengine journal repair {path} --seal` shows what was edited"
+    ) as caught:
         FileJournal(path).records()
     assert "--until" in str(caught.value)
     made = sealed(path)
@@ -111,13 +113,15 @@ def test_the_whole_records_before_damage_are_kept_in_another_journal_which_is_re
     lines = bytes(content).splitlines(keepends=True)
     content[sum(map(len, lines[:5])) + 40] ^= 1
     path.write_bytes(content)
-    with pytest.raises(JournalCorrupt, match=f"`stepengine repair {path} --until 5`"):
+    with pytest.raises(JournalCorrupt, match=f"`stepengine journal repair {path} --until 5`"):
         FileJournal(path).records()
     kept = repair(path, 5, tmp_path / "kept.jsonl")
     assert kept.content() == b"".join(lines[:5])
     assert path.read_bytes() == content
     path = path.rename(tmp_path / "a day of runs.jsonl")
-    with pytest.raises(JournalCorrupt, match=r"a day of runs.jsonl is damaged: .*`stepengine repair FILE --until 5`"):
+    with pytest.raises(
+        JournalCorrupt, match=r"a day of runs.jsonl is damaged: .*`stepengine journal repair FILE --until 5`"
+    ):
         FileJournal(path).records()
     with Engine([agent()], models=ScriptedModel([text("again")]), pricing=None) as engine:
         assert engine.resume_sync(kept).text == "again"

@@ -1,5 +1,5 @@
 """
-`stepengine blame`: the step that spoiled a run (judging JG76-JG79).
+`stepengine compare blame`: the step that spoiled a run (judging JG76-JG79).
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -
         "checks.py", "def counts(result):\n    assert 'three' in result.text, 'it does not count'\n    return True\n"
     )
     Path("looked.txt").unlink()
-    words = ("blame", "bad.jsonl", "--script", "script.py", "-k", "4", "--tools", "recorded")
+    words = ("compare", "blame", "bad.jsonl", "--script", "script.py", "-k", "4", "--tools", "recorded")
 
     said = folder.type(*words, "--check", "'three' in text").stdout
     report = folder.json(*words, "--check", "checks:counts")
@@ -304,13 +304,15 @@ def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -
     folder.type(*words, "--check", "checks:nothing", code=Exit.USAGE)
     folder.type(*words, "--check", "'three' in text", "--steps", "1:7", code=Exit.USAGE)
     folder.type(*words, "--check", "'three' in text", "--steps", "x", code=Exit.USAGE)
-    folder.type("blame", "none.jsonl", "--check", "1", code=Exit.USAGE)
+    folder.type("compare", "blame", "none.jsonl", "--check", "1", code=Exit.USAGE)
     folder.write("leaves.py", "import sys\nsys.exit(3)\n")
     assert "SystemExit: 3" in folder.type(*words, "--check", "leaves:fn", code=Exit.USAGE).stderr
-    refused = folder.type("blame", "bad.jsonl", "--check", "'three' in text", "--tools", "recorded", code=Exit.USAGE)
+    refused = folder.type(
+        "compare", "blame", "bad.jsonl", "--check", "'three' in text", "--tools", "recorded", code=Exit.USAGE
+    )
     assert "models will be asked about 24 times" in refused.stderr
     folder.write("agents/shop.py", Path("agents/shop.py").read_text().replace("Look at a shelf.", "Else."))
-    diverged = folder.type("blame", "bad.jsonl", "--agent", "agents/shop.py", "--check", "0", code=None)
+    diverged = folder.type("compare", "blame", "bad.jsonl", "--agent", "agents/shop.py", "--check", "0", code=None)
     assert diverged.exit_code in (Exit.DIVERGED, Exit.USAGE)
     assert not Path("looked.txt").exists()
 
@@ -323,6 +325,7 @@ def test_a_budget_that_is_spent_leaves_a_partial_report_and_a_code_that_says_so(
     folder.record("bad.jsonl", "c0", itertools.chain([tool_call("look", {"shelf": "c0"}), text("no idea")]))
     folder.write("script.py", SPOILT)
     words = (
+        "compare",
         "blame",
         "bad.jsonl",
         "--script",

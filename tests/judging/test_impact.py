@@ -1,5 +1,5 @@
 """
-`stepengine impact`: what a change does to recorded runs (judging JG70-JG75, JG86, JG87).
+`stepengine compare impact`: what a change does to recorded runs (judging JG70-JG75, JG86, JG87).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_another_text_of_a_tool_is_told_for_ten_runs_as_it_was_made(ten: Any) ->
     """
     Of ten customers three are now counted first and one is sent to a shelf that nobody recorded; no tool runs.
     """
-    report = ten.json("impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "2")
+    report = ten.json("compare", "impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "2")
 
     kinds = [one["class"] for one in report["journals"]]
     changed = [one["file"][-8:-6] for one in report["journals"] if one["samples"][0]["changed"]]
@@ -52,7 +52,9 @@ def test_the_text_says_how_many_changed_with_an_interval_and_what_was_not_taken_
     """
     The lines that a person reads; nothing of it is in the way of a pipe.
     """
-    said = ten.type("impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "1").stdout.splitlines()
+    said = ten.type(
+        "compare", "impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "1"
+    ).stdout.splitlines()
 
     assert "10 journals: 0 unchanged, 10 asked again from step 1" == said[0]
     assert "4 of 10 chose another tool in most samples (40%, 17-69%)" == said[1]
@@ -75,7 +77,7 @@ def test_a_decision_is_which_tools_with_which_inputs_whatever_is_said(ten: Any) 
         "words.json",
         '[{"tool": "look", "input": {"shelf": "c0"}, "text": "Let me see."}, {"tool": "count", "input": {"shelf": "c0"}}, "3"]',
     )
-    words = ("impact", "journals/c0.jsonl", "--agent", "now.py", "-n", "1", "--script")
+    words = ("compare", "impact", "journals/c0.jsonl", "--agent", "now.py", "-n", "1", "--script")
     other, same = [
         ten.json(*words, script, "--simulate", "checks:made_up")["journals"][0]["samples"][0]
         for script in ("other.json", "words.json")
@@ -93,7 +95,7 @@ def test_a_script_is_json_or_yaml_or_python_and_says_the_same(ten: Any) -> None:
     ten.write(
         "say.py", "from stepengine.testing import tool_call\nreplies = [tool_call('count', {'shelf': 'c0'}), 'three']\n"
     )
-    words = ("impact", "journals/c0.jsonl", "--agent", "now.py", "-n", "1", "--script")
+    words = ("compare", "impact", "journals/c0.jsonl", "--agent", "now.py", "-n", "1", "--script")
 
     found = [ten.json(*words, f"say.{kind}")["journals"][0]["samples"][0] for kind in ("json", "yaml", "py")]
 
@@ -117,7 +119,9 @@ def test_a_script_that_cannot_be_read_is_wrong_usage(ten: Any, text: str | None,
     if text is not None:
         (ten.path / "say.yaml").write_text(text)
 
-    said = ten.type("impact", "journals/c0.jsonl", "--agent", "now.py", "--script", "say.yaml", code=Exit.USAGE)
+    said = ten.type(
+        "compare", "impact", "journals/c0.jsonl", "--agent", "now.py", "--script", "say.yaml", code=Exit.USAGE
+    )
 
     assert part in said.stderr
 
@@ -127,7 +131,7 @@ def test_where_nothing_differs_nothing_is_asked_and_no_model_is_needed(ten: Any)
     """
     The agent as it was: every run is the same, without script, key or consent.
     """
-    report = ten.json("impact", "journals")
+    report = ten.json("compare", "impact", "journals")
 
     assert ["same"] * 10 == [one["class"] for one in report["journals"]]
     assert ("0", None) == (report["spent"], report["stopped"])
@@ -139,7 +143,7 @@ def test_when_most_runs_leave_the_record_the_report_says_so_first(ten: Any) -> N
     With a model that calls what nobody recorded nothing is known of how the runs would have ended.
     """
     ten.write("wild.json", '[{"tool": "look", "input": {"shelf": "nowhere"}}]')
-    said = ten.type("impact", "journals", "--agent", "now.py", "--script", "wild.json", "-n", "1").stdout
+    said = ten.type("compare", "impact", "journals", "--agent", "now.py", "--script", "wild.json", "-n", "1").stdout
 
     assert said.startswith("mostly unknown: ")
     assert "--tools idempotent" in said
@@ -167,7 +171,7 @@ def test_a_baseline_takes_out_what_the_old_agent_does_by_itself(ten: Any) -> Non
             return tool_call(second if done else first, {"shelf": customer})
         """,
     )
-    words = ("impact", "journals", "--agent", "now.py", "--script", "noisy.py", "-n", "2")
+    words = ("compare", "impact", "journals", "--agent", "now.py", "--script", "noisy.py", "-n", "2")
     alone = ten.json(*words)
     beside = ten.json(*words, "--baseline", "agents/shop.py")
 
@@ -197,7 +201,7 @@ def test_the_exit_code_is_that_of_the_gates(ten: Any, more: tuple[str, ...], cod
     """
     Zero unless a condition holds; what is no condition is wrong usage, and is never run as code.
     """
-    ten.type("impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "1", *more, code=code)
+    ten.type("compare", "impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "1", *more, code=code)
 
 
 @pytest.mark.spec("judging:JG75")
@@ -213,8 +217,12 @@ def test_a_handler_that_does_something_else_is_a_class_of_its_own_and_with_stric
             'agent = AgentDefinition("shop", model="t/m", tools=[look, count], handle_steps=handle_steps)',
         ),
     )  # fmt: skip
-    report = ten.json("impact", "journals/c0.jsonl", "--agent", "handled.py", "--script", "book.py", "-n", "1")
-    ten.type("impact", "journals", "--agent", "handled.py", "--script", "book.py", "--strict", code=Exit.DIVERGED)
+    report = ten.json(
+        "compare", "impact", "journals/c0.jsonl", "--agent", "handled.py", "--script", "book.py", "-n", "1"
+    )
+    ten.type(
+        "compare", "impact", "journals", "--agent", "handled.py", "--script", "book.py", "--strict", code=Exit.DIVERGED
+    )
 
     assert ("handler changed", "#5") == (report["journals"][0]["class"], report["journals"][0]["break"])
     assert "last" == report["journals"][0]["samples"][0]["refused"]["input"]["shelf"]
@@ -230,7 +238,7 @@ def test_a_handler_that_asks_no_model_any_more_has_chosen_no_other_tool_and_is_t
             'agent = AgentDefinition("shop", model="t/m", tools=[look, count], handle_steps=handle_steps)',
         ),
     )  # fmt: skip
-    words = ("impact", "journals/c0.jsonl", "--agent", "handled.py", "--script", "book.py", "-n", "2")
+    words = ("compare", "impact", "journals/c0.jsonl", "--agent", "handled.py", "--script", "book.py", "-n", "2")
     report, said = ten.json(*words), ten.type(*words).stdout
 
     assert [(None, False)] * 2 == [(s["decision"], s["changed"]) for s in report["journals"][0]["samples"]]
@@ -246,7 +254,7 @@ def test_before_money_is_spent_its_range_is_said_and_somebody_has_to_agree(
     Without a terminal, --yes or --budget nothing is asked; a budget that runs out ends the command with 4.
     """
     monkeypatch.setattr("stepengine.cli.commands.impact.models_of_script", lambda file: None)
-    refused = ten.type("impact", "journals", "--agent", "now.py", code=Exit.USAGE)
+    refused = ten.type("compare", "impact", "journals", "--agent", "now.py", code=Exit.USAGE)
 
     assert "asked about 150 times, for about $2.0000 to $4.0000" in refused.stderr
     assert "" == refused.stdout
@@ -260,7 +268,7 @@ def test_a_budget_that_is_spent_leaves_a_report_that_says_so(ten: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stepengine.models.pricing.ListPrices.__call__", lambda *_: Decimal("0.02"))
         report = ten.json(
-            "impact", "journals", "--agent", "now.py", "--script", "book.py", "--budget", "0.2", "-n", "1",
+            "compare", "impact", "journals", "--agent", "now.py", "--script", "book.py", "--budget", "0.2", "-n", "1",
             code=Exit.LIMIT,
         )  # fmt: skip
 
@@ -280,7 +288,9 @@ def test_a_comment_holds_hostile_texts_as_text_and_no_secret(folder: Any) -> Non
     folder.record("run.jsonl", "c0", lambda r: f"hello {key}")
     folder.write("now.py", Path("agents/shop.py").read_text().replace('"Look."', repr(f"{hostile} {key}")))
     folder.write("say.json", '["hi"]')
-    said = folder.type("impact", "run.jsonl", "--agent", "now.py", "--script", "say.json", "--markdown").stdout
+    said = folder.type(
+        "compare", "impact", "run.jsonl", "--agent", "now.py", "--script", "say.json", "--markdown"
+    ).stdout
 
     assert "<!-- stepengine-impact -->" == said.splitlines()[0]
     row = next(line for line in said.splitlines() if "/tools/0/description" in line)
@@ -289,7 +299,12 @@ def test_a_comment_holds_hostile_texts_as_text_and_no_secret(folder: Any) -> Non
     assert key not in said
     assert len(said) <= 65_000
     for how in ("--json", "-q"):
-        assert key not in folder.type("impact", "run.jsonl", "--agent", "now.py", "--script", "say.json", how).output
+        assert (
+            key
+            not in folder.type(
+                "compare", "impact", "run.jsonl", "--agent", "now.py", "--script", "say.json", how
+            ).output
+        )
 
 
 @pytest.mark.deep
@@ -300,7 +315,9 @@ def test_a_comment_about_many_runs_is_cut_at_what_a_service_takes(ten: Any) -> N
     """
     for number in range(300):
         ten.write(f"many/{'a-rather-long-name-' * 10}{number}.jsonl", Path("journals/c9.jsonl").read_text())
-    said = ten.type("impact", "many", "--agent", "now.py", "--script", "book.py", "-n", "1", "--markdown").stdout
+    said = ten.type(
+        "compare", "impact", "many", "--agent", "now.py", "--script", "book.py", "-n", "1", "--markdown"
+    ).stdout
 
     assert 50_000 < len(said) <= 65_000
     assert "more | | | | |" in said
@@ -312,20 +329,22 @@ def test_what_cannot_be_read_is_told_beside_the_rest_and_is_wrong_usage(ten: Any
     A damaged journal and an unknown agent do not keep the others from being judged; the file of the agent is named.
     """
     ten.write("journals/bad.jsonl", "{}\n")
-    result = ten.type("impact", "journals", "--json", code=Exit.USAGE)
+    result = ten.type("compare", "impact", "journals", "--json", code=Exit.USAGE)
 
     assert '"class": "unreadable"' in result.stdout
     assert 10 == result.stdout.count('"class": "same"')
     assert "agent shop of agents/shop.py" in result.stderr
-    told = ten.type("impact", "journals/c0.jsonl", "--agent", "nobody", code=Exit.USAGE).stdout
+    told = ten.type("compare", "impact", "journals/c0.jsonl", "--agent", "nobody", code=Exit.USAGE).stdout
     assert "c0.jsonl  not compared: its agent cannot be loaded: no agent has the id 'nobody'" in " ".join(
         told.split("\n")
     )
     assert (
         "bad.jsonl  not compared: its journal cannot be read: "
-        in ten.type("impact", "journals", code=Exit.USAGE).stdout
+        in ten.type("compare", "impact", "journals", code=Exit.USAGE).stdout
     )
-    marked = ten.type("impact", "journals/c0.jsonl", "--agent", "nobody", "--markdown", code=Exit.USAGE).stdout
+    marked = ten.type(
+        "compare", "impact", "journals/c0.jsonl", "--agent", "nobody", "--markdown", code=Exit.USAGE
+    ).stdout
     assert "not compared: its agent cannot be loaded: no agent has the id" in marked
 
 

@@ -1,5 +1,5 @@
 """
-`stepengine improve`: a better version of an agent is found, proved and paid for once (judging JG140-JG148).
+`stepengine compare improve`: a better version of an agent is found, proved and paid for once (judging JG140-JG148).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def replies(request):
         value = now + " Be nice."
     return tool_call("change", {"part": "system_prompt", "value": value, "why": "It is asked for."}, cost="0.01")
 '''
-BASE = ("improve", "greeter.py", "--eval", "greeting.py", "--script", "reflecting.py", "-q", "--trust", "")
+BASE = ("compare", "improve", "greeter.py", "--eval", "greeting.py", "--script", "reflecting.py", "-q", "--trust", "")
 
 
 @pytest.fixture
@@ -103,7 +103,18 @@ def improve(folder: Any, *words: str, code: int = 0, out: str = "o") -> Any:
     Type the command, and return what it says: its results where it has some, else what stands on stderr.
     """
     place = () if "--continue" in words else ("--out", out)
-    typed = ("improve", "greeter.py", "--eval", "greeting.py", "--script", "reflecting.py", "-q", *place, *words)
+    typed = (
+        "compare",
+        "improve",
+        "greeter.py",
+        "--eval",
+        "greeting.py",
+        "--script",
+        "reflecting.py",
+        "-q",
+        *place,
+        *words,
+    )
     result = folder.type(*typed, code=code)
     file = Path(out, "results.json")
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else result.stderr
@@ -175,6 +186,7 @@ def test_a_search_that_is_killed_goes_on_to_the_same_end_and_pays_for_nothing_tw
         sys.executable,
         "-m",
         "stepengine",
+        "compare",
         "improve",
         "greeter.py",
         "--eval",
@@ -347,6 +359,7 @@ def test_what_a_change_does_not_touch_is_not_paid_again(folder: Any) -> None:
     """
     folder.write("both.py", TWO_CALLS)
     folder.type(
+        "compare",
         "improve",
         "both.py",
         "--eval",
@@ -521,10 +534,10 @@ def test_an_unknown_agent_model_or_price_is_refused(greeting: Any, monkeypatch: 
     live = GREETING.replace(", replies=answer", "")
     greeting.write("greeting.py", live)
     typed = ("--eval", "greeting.py", "--budget", "1", "-q", "--out", "o")
-    unknown = greeting.type("improve", "nobody", *typed, code=Exit.USAGE).stderr
-    unserved = greeting.type("improve", "greeter.py", *typed, code=Exit.USAGE).stderr
+    unknown = greeting.type("compare", "improve", "nobody", *typed, code=Exit.USAGE).stderr
+    unserved = greeting.type("compare", "improve", "greeter.py", *typed, code=Exit.USAGE).stderr
     unpriced = greeting.type(
-        "improve", "greeter.py", *typed, "--model", "anthropic/claude-of-nobody", code=Exit.USAGE
+        "compare", "improve", "greeter.py", *typed, "--model", "anthropic/claude-of-nobody", code=Exit.USAGE
     ).stderr
 
     assert "no agent has the id 'nobody'" in unknown
@@ -645,7 +658,7 @@ def test_the_improver_without_cases_says_who_brings_them(folder: Any) -> None:
     params = {"parts": {"system_prompt": "x"}, "search": ["a"], "held_out": [], "budget": "1"}
     said = folder.type("run", "improver", "--params", json.dumps(params), "--no-journal", code=Exit.FAILED).stderr
 
-    assert "nobody brought cases to run; `stepengine improve AGENT --eval FILE --budget USD` does" in " ".join(
+    assert "nobody brought cases to run; `stepengine compare improve AGENT --eval FILE --budget USD` does" in " ".join(
         said.split()
     )
 
@@ -688,6 +701,7 @@ evaluation = Evaluation("e", [Case(f"c{n}", f"Shelf {n}", replies=replies) for n
 def test_the_reflecting_model_is_shown_failed_runs_with_the_step_to_blame(folder: Any) -> None:
     folder.write("both.py", LOOKING)
     folder.type(
+        "compare",
         "improve",
         "both.py",
         "--eval",
@@ -724,6 +738,7 @@ def test_nobody_is_blamed_by_a_check_that_reads_files(folder: Any, check: str) -
     folder.write("both.py", source)
     folder.type(
         *(
+            "compare",
             "improve",
             "both.py",
             "--eval",

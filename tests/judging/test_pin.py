@@ -1,5 +1,5 @@
 """
-`stepengine pin`: a failed run becomes a test that fails, then passes (judging JG80, JG81).
+`stepengine compare pin`: a failed run becomes a test that fails, then passes (judging JG80, JG81).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_the_test_that_is_written_fails_and_passes_when_the_handler_is_repaired(
     """
     The whole way of its owner: pin, pytest fails with the reason, repair, pytest passes; no tool is called.
     """
-    said = clerk.type("pin", "runs/wrong.jsonl", "--check", "output == 3")
+    said = clerk.type("compare", "pin", "runs/wrong.jsonl", "--check", "output == 3")
     before = by_pytest(clerk, "tests/test_pin_wrong.py")
     edit(clerk, "agents/clerk.py", '["left"] + 1', '["left"]')
     after = by_pytest(clerk, "tests/test_pin_wrong.py")
@@ -111,7 +111,15 @@ def test_a_pin_may_be_made_in_the_folder_of_the_tests_themselves(clerk: Any, mon
     monkeypatch.chdir(clerk.path / "tests")
 
     said = clerk.type(
-        "pin", "../runs/wrong.jsonl", "--check", "output == 3", "--agent", "../agents/clerk.py", "--dir", "journals"
+        "compare",
+        "pin",
+        "../runs/wrong.jsonl",
+        "--check",
+        "output == 3",
+        "--agent",
+        "../agents/clerk.py",
+        "--dir",
+        "journals",
     )
 
     assert ["test_pin_wrong.py", "journals/wrong.jsonl"] == said.stdout.split()
@@ -137,7 +145,7 @@ def test_the_test_loads_no_file_for_an_agent_that_another_holds(folder: Any) -> 
     )
     folder.record("runs/deep.jsonl", "go", [], agent="agents/boss.py")
 
-    folder.type("pin", "runs/deep.jsonl", "--check", "output == 'y'", "--agent", "agents/boss.py")
+    folder.type("compare", "pin", "runs/deep.jsonl", "--check", "output == 'y'", "--agent", "agents/boss.py")
 
     assert 1 == (folder.path / "tests/test_pin_deep.py").read_text().count("load_agent(")
     assert "output == 'y' does not hold" in passes(folder, "deep")
@@ -158,7 +166,9 @@ def test_a_repair_that_asks_something_new_says_what_has_to_be_written_down(clerk
     """
     A new prompt needs a reply, a new call a result: each failure names it, until the test is whole and passes.
     """
-    clerk.type("pin", "runs/wrong.jsonl", "--check", "text == 'Three pens and two pencils.'", "--name", "pencils")
+    clerk.type(
+        "compare", "pin", "runs/wrong.jsonl", "--check", "text == 'Three pens and two pencils.'", "--name", "pencils"
+    )
     test = "tests/test_pin_pencils.py"
     edit(clerk, "agents/clerk.py", "Be brief.", "Look for pencils, too.")
     edit(clerk, "agents/clerk.py", '    return found.data["left"] + 1\n', "")
@@ -196,7 +206,7 @@ def test_what_is_kept_holds_no_secret_and_still_fails(folder: Any) -> None:
     """
     folder.write("agents/clerk.py", CLERK)
     folder.record("runs/leak.jsonl", f"pens with {KEY}", [text("Three.")], agent="agents/clerk.py")
-    said = folder.type("pin", "runs/leak.jsonl", "--check", "output == 3")
+    said = folder.type("compare", "pin", "runs/leak.jsonl", "--check", "output == 3")
 
     kept = folder.path / "tests/journals/leak.jsonl"
     assert KEY in (folder.path / "runs/leak.jsonl").read_text()
@@ -213,7 +223,7 @@ def test_a_run_that_only_its_secret_fails_is_not_pinned_as_it_would_pass_without
     """
     folder.write("agents/clerk.py", CLERK)
     folder.record("runs/leak.jsonl", "pens", [text(f"Three, says {KEY}.")], agent="agents/clerk.py")
-    said = folder.type("pin", "runs/leak.jsonl", "--check", "'api03' not in text", code=Exit.FAILED)
+    said = folder.type("compare", "pin", "runs/leak.jsonl", "--check", "'api03' not in text", code=Exit.FAILED)
 
     assert "without its secrets the run does what --check asks for" in said.stderr
     assert not any((folder.path / "tests").rglob("*.*"))
@@ -225,12 +235,12 @@ def test_there_is_nothing_to_pin_where_the_run_passes_or_does_not_fit_the_code(c
     """
     Codes 1, 2 and 5, and no file is left by any of them; a second pin of one name does not touch the first.
     """
-    words = ("pin", "runs/wrong.jsonl", "--check")
+    words = ("compare", "pin", "runs/wrong.jsonl", "--check")
     assert "nothing to pin" in clerk.type(*words, "output == 4", code=Exit.FAILED).stderr
     clerk.type(*words, "output ==", code=Exit.USAGE)
     clerk.type(*words, "nothing > 3", code=Exit.USAGE)
     clerk.type(*words, "output == 3", "--name", "!?", code=Exit.USAGE)
-    clerk.type("pin", "runs/none.jsonl", "--check", "output == 3", code=Exit.USAGE)
+    clerk.type("compare", "pin", "runs/none.jsonl", "--check", "output == 3", code=Exit.USAGE)
     edit(clerk, "agents/clerk.py", "Be brief.", "Be long.")
     clerk.type(*words, "output == 3", code=Exit.DIVERGED)
     assert not (clerk.path / "tests").exists() or not any((clerk.path / "tests").rglob("*.*"))
@@ -249,7 +259,7 @@ def test_when_the_clean_copy_is_not_clean_nothing_is_written(clerk: Any, monkeyp
     """
     monkeypatch.setattr("stepengine.judging.pinning.scrub", _copied)
     clerk.record("runs/leak.jsonl", f"pens with {KEY}", [text("Three.")], agent="agents/clerk.py")
-    said = clerk.type("pin", "runs/leak.jsonl", "--check", "output == 3", code=Exit.USAGE)
+    said = clerk.type("compare", "pin", "runs/leak.jsonl", "--check", "output == 3", code=Exit.USAGE)
 
     assert "still holds what looks like a secret" in said.stderr
     assert KEY not in said.output
@@ -280,7 +290,7 @@ def test_a_check_may_be_a_function_of_the_project_and_the_agent_may_use_bundled_
     agent = load_agent("agents/reader.py")
     with Engine([agent], [*file_tools(folder.path)], ScriptedModel(["Read it yourself."]), pricing=None) as engine:
         engine.run_sync(agent, "go", journal=FileJournal("rude.jsonl"))
-    folder.type("pin", "rude.jsonl", "--agent", "agents/reader.py", "--check", "checks:polite")
+    folder.type("compare", "pin", "rude.jsonl", "--agent", "agents/reader.py", "--check", "checks:polite")
     (folder.path / "elsewhere").mkdir()
     monkeypatch.chdir(folder.path / "elsewhere")
 

@@ -1,5 +1,5 @@
 """
-`stepengine price`: what recorded runs would have cost (judging JG82).
+`stepengine compare price`: what recorded runs would have cost (judging JG82).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_the_command_prices_runs_and_leaves_with_one_where_there_is_no_price(fol
     used = Usage(1000, 100, requests=1)
     replies = [tool_call("look", {"shelf": "a"}, usage=used, cost="0.01"), text("three", usage=used, cost="0.02")]
     folder.record("run.jsonl", "go", replies)
-    report = folder.json("price", "run.jsonl", "--model", MODEL, "--model", "openai/gpt-5-mini")
+    report = folder.json("compare", "price", "run.jsonl", "--model", MODEL, "--model", "openai/gpt-5-mini")
     mine, other = report["runs"][0]["models"]
     whole = 2 * cost_of(MODEL, Usage(1000, 100), NOW)
 
@@ -81,12 +81,12 @@ def test_the_command_prices_runs_and_leaves_with_one_where_there_is_no_price(fol
     assert Decimal(mine["low"]) <= whole * Decimal("1.36")
     assert Decimal(mine["high"]) == pytest.approx(whole * Decimal("1.35"))
     assert Decimal(other["low"]) < Decimal(other["high"]) < Decimal(mine["high"])
-    unknown = folder.json("price", "run.jsonl", "--model", "nobody/knows-1", code=Exit.FAILED)
+    unknown = folder.json("compare", "price", "run.jsonl", "--model", "nobody/knows-1", code=Exit.FAILED)
     assert (None, None) == (unknown["runs"][0]["models"][0]["low"], unknown["runs"][0]["models"][0]["high"])
-    said = folder.type("price", "run.jsonl", "run.jsonl", "--model", MODEL)
+    said = folder.type("compare", "price", "run.jsonl", "run.jsonl", "--model", MODEL)
     assert "together" in said.stdout
     assert "would also act otherwise" in said.stderr
-    folder.type("price", "none.jsonl", "--model", MODEL, code=Exit.USAGE)
+    folder.type("compare", "price", "none.jsonl", "--model", MODEL, code=Exit.USAGE)
     assert 0 < calls_of(FileJournal("run.jsonl"))[1].shared < 1
 
 
@@ -97,8 +97,8 @@ def test_calls_without_usage_are_counted_and_not_taken_for_free(folder: Any) -> 
     """
     folder.record("none.jsonl", "go", [text("three")])
     folder.record("some.jsonl", "go", [tool_call("look", {"shelf": "a"}, usage=Usage(1000, 100)), text("three")])
-    none = folder.json("price", "none.jsonl", "--model", MODEL, code=Exit.FAILED)["runs"][0]["models"][0]
-    some = folder.json("price", "some.jsonl", "--model", MODEL)["runs"][0]["models"][0]
+    none = folder.json("compare", "price", "none.jsonl", "--model", MODEL, code=Exit.FAILED)["runs"][0]["models"][0]
+    some = folder.json("compare", "price", "some.jsonl", "--model", MODEL)["runs"][0]["models"][0]
 
     assert (None, 1) == (none["low"], none["unknown"])
     assert (1, None) == (some["unknown"], some["recorded"])

@@ -665,8 +665,8 @@ def test_a_pin_of_a_run_with_a_program_fails_until_the_program_does_what_it_has_
     with Engine([load_agent(agent)], models=ScriptedModel([text("end")])) as engine:
         engine.resume_sync(recorded, answers={"1.q2": "yes"})
     folder = recorded.with_name("tests") / "journals"
-    made = command("pin", recorded, "--agent", agent, "--check", "'price' not in tools", "--dir", folder)
-    again = command("pin", recorded, "--agent", agent, "--check", "'price' in tools", "--dir", folder)
+    made = command("compare", "pin", recorded, "--agent", agent, "--check", "'price' not in tools", "--dir", folder)
+    again = command("compare", "pin", recorded, "--agent", agent, "--check", "'price' in tools", "--dir", folder)
 
     assert made.exit_code == 0, made.output
     assert "the test fails, as it has to" in made.output

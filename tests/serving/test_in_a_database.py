@@ -49,12 +49,23 @@ def servers() -> Iterator[list[Served]]:
 @pytest.fixture
 def workers(tmp_path: Path, db: str) -> Iterator[Any]:
     """
-    Give what starts a worker: ``stepengine worker`` with the agents of the servers.
+    Give what starts a worker: ``stepengine deploy worker`` with the agents of the servers.
     """
     running: list[subprocess.Popen[bytes]] = []
 
     def start(executor: str) -> subprocess.Popen[bytes]:
-        typed = [sys.executable, "-m", "stepengine", "worker", str(SCRIPTED), "--db", db, "--executor", executor]
+        typed = [
+            sys.executable,
+            "-m",
+            "stepengine",
+            "deploy",
+            "worker",
+            str(SCRIPTED),
+            "--db",
+            db,
+            "--executor",
+            executor,
+        ]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "WORLD": str(tmp_path / "world.jsonl")}
         with (tmp_path / "worker.txt").open("ab") as log:

@@ -59,7 +59,7 @@ def acp(
     It speaks the Agent Client Protocol over stdin and stdout. The agent works in the folder that the editor names. It reads
     and searches by itself; what changes a file or runs a program is shown and asked about first, unless another mode is chosen
     in the editor. The MCP servers that the editor names are started when the agent first needs them, which takes the extra `mcp`.
-    Sessions are kept in the user's state folder. Needs the extra `acp`; `stepengine doctor` tells how it is added.
+    Sessions are kept in the user's state folder. Needs the extra `acp`; `stepengine config doctor` tells how it is added.
 
     In Zed's settings:
       "agent_servers": {"stepengine": {

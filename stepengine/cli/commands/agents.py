@@ -1,4 +1,4 @@
-"""``stepengine agents``: the agents that can be named, as a list or as the tree of who may spawn whom."""
+"""``stepengine agents list``: the agents that can be named, as a list or as the tree of who may spawn whom."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def agents(
     setting `agents` names more folders.
 
     Nothing of a package is loaded for this: its version, what its agents want and whether you agreed to that
-    (`stepengine package agree`) come from what was written down when it was built.
+    (`stepengine agents agree`) come from what was written down when it was built.
 
     Examples:
-      stepengine agents
-      stepengine agents --tree
+      stepengine agents list
+      stepengine agents list --tree
       stepengine run code_searcher \
           --params '{"search_queries": [{"pattern": "def main"}]}'
       stepengine run publisher/reviewer "Look at it"

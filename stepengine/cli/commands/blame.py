@@ -1,4 +1,4 @@
-"""``stepengine blame``: the step at which a run that failed lost its chance."""
+"""``stepengine compare blame``: the step at which a run that failed lost its chance."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def blame(
       5    what is recorded does not fit the present code
 
     Examples:
-      stepengine blame run.jsonl --check "output == 42" --budget 0.50
-      stepengine blame --last --check checks:is_polite -k 4 --steps 3:9
+      stepengine compare blame run.jsonl --check "output == 42" --budget 0.50
+      stepengine compare blame --last --check checks:is_polite -k 4 --steps 3:9
     """
     options = attrs.evolve(options, journal=file, last=last)
     asked = BlameOptions(check, k, steps, tools, simulate, script, budget, yes)

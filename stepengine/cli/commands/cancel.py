@@ -19,7 +19,7 @@ def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
     Cancel a run in another process.
 
     Everything below it ends, too. What a worker has is interrupted within a second; a tool that must not be interrupted
-    ends first. `stepengine retry` resumes it. RUN is a durable run with --db, or a journal or recorded run: whoever has it ends it within
+    ends first. `stepengine deploy retry` resumes it. RUN is a durable run with --db, or a journal or recorded run: whoever has it ends it within
     seconds, and whoever resumes it ends it at once.
 
     Examples:

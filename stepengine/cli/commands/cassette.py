@@ -47,7 +47,7 @@ def record(
 
     Examples:
       stepengine cassette record agent.yaml -- python agent.py
-      stepengine cassette record agent.yaml --freeze time,random,uuid -- python agent.py
+      stepengine cassette record a.yaml --freeze time,random -- python agent.py
       stepengine cassette replay agent.yaml -- python agent.py
     """
     from stepengine.testing import Cassette

@@ -162,7 +162,7 @@ def chat(
     a file is shown and asked about first (y, n REASON, a for always, e for all edits). What you type while it works is sent
     to it. Esc or Ctrl-C stops a turn, Ctrl-C twice leaves; /help lists what else there is. Each turn is recorded as a run.
 
-    Several lines, a history and completion need the extra `chat`; `stepengine doctor` tells how it is added.
+    Several lines, a history and completion need the extra `chat`; `stepengine config doctor` tells how it is added.
 
     Examples:
       stepengine chat --model anthropic/claude-sonnet-4-5

@@ -1,56 +1,252 @@
-"""``stepengine check``: what is wrong with journals."""
+"""``stepengine journal check``: damage, secrets and signatures in journals, and secrets in other files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
+import typer
+from attrs import frozen
 
-from stepengine.cli.exits import Exit
-from stepengine.cli.journals import journal_at, spread
-from stepengine.cli.options import Files, Json
-from stepengine.cli.screen.render import dumps, say
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.journals import SUFFIX, journal_at
+from stepengine.cli.options import Json
+from stepengine.cli.screen.render import dumps, one_line, say
+from stepengine.cli.settings import UsageProblem
+from stepengine.errors import JournalError
 
 if TYPE_CHECKING:
-    from stepengine.journal import Report
+    from stepengine.journal import Decided, Journal, Leak, Report, Verified
 
 __all__ = ("check",)
 
+SAID_CHARS = 200
+HEAD = b'{"kind":"head"'
+"""How the file of a journal begins."""
+CHECKSUM = b'"crc":'
+"""In every line of a journal."""
+HEAD_BYTES = 1 << 16
 
-def check(files: Files, *, as_json: Json = False) -> Exit:
+
+def check(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH", help="Files and folders; a recorded run, or RUNS.db#RUN in an SQLite file."),
+    ],
+    *,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Hash of a value that is no secret; may be given several times.", metavar="HASH"),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Verify signatures with this public key, such as audit.pub; may be given several times.", metavar="PUB"
+        ),
+    ] = None,
+    seen: Annotated[
+        str,
+        typer.Option(
+            help="With --key and one journal: it has to start with what this digest showed.", metavar="DIGEST"
+        ),
+    ] = "",
+    allow_unsigned: Annotated[
+        bool,
+        typer.Option("--allow-unsigned", help="With --key: report unsigned records, as after a crash, and succeed."),
+    ] = False,
+    as_json: Json = False,
+) -> Exit:
     """
-    Check journals: are they whole, and free of keys?
+    Check journals and files: damage, secrets, signatures.
 
-    Every record of each FILE is checked: checksums, order, fingerprints, blobs; and what looks like a key.
+    In a journal every record is checked: checksums, order, fingerprints, blobs. In files of any kind it finds texts with
+    the shape of a key (providers, GitHub, Slack, AWS, JWT, PEM), the values of environment variables named like secrets
+    (API_KEY, TOKEN, PGPASSWORD, ...) and passwords in addresses, plain, escaped or in base64. Values are never printed. A
+    folder stands for all files in it.
 
-    Nothing is run or changed. Leaves with 1 when a file is damaged or holds what looks like a secret. A run without an
-    end is not a fault.
+    With --key a journal must be signed, unaltered and complete, and its answers are listed. Sign a run with `stepengine
+    run ... --journal run.jsonl --sign audit`; `ssh-keygen -t ed25519 -f audit` makes the key. Only --seen notices a journal
+    that was cut back to an earlier signed end.
+
+    Exits with 1 when something was found. A run without an end is no fault. Nothing is run or changed.
 
     Examples:
-      stepengine check run.jsonl
-      stepengine check journals/*.jsonl --json
+      stepengine journal check .                        for a commit hook or CI
+      stepengine journal check run.jsonl journals/
+      stepengine journal check README.md --json         each secret with its hash
+      stepengine journal check . --allow sha256:...     a value that is no secret
+      stepengine journal check run.jsonl --key audit.pub --seen 9f86d081...
     """
-    from stepengine.journal import check
-
-    reports = [check(journal_at(file)) for file in spread(files)]
+    if not key and (seen or allow_unsigned):
+        msg = "--seen and --allow-unsigned are about signatures; give --key PUB, too"
+        raise UsageProblem(msg)
+    try:
+        found = list(_checked(paths, allow or (), key or (), seen))
+    except JournalError as error:
+        return complain(error.message, Exit.FAILED)
+    if seen and sum(one.verified is not None for one in found) != 1:
+        msg = "--seen is the digest of one journal; check that journal alone"
+        raise UsageProblem(msg)
+    is_good = all(one.is_good(allow_unsigned=allow_unsigned) for one in found)
     if as_json:
-        print(dumps([{"ok": _is_good(report), **attrs.asdict(report)} for report in reports]))
-    else:
-        say("\n".join([line for report in reports for line in _describe_report(report)]), hang=4)
-    return Exit.COMPLETED if all(map(_is_good, reports)) else Exit.FAILED
+        print(dumps([one.as_json(allow_unsigned=allow_unsigned) for one in found]))
+    elif lines := [line for one in found for line in one.lines()]:
+        say("\n".join(lines), hang=4)
+    if where := sum(bool(one.leaks) for one in found):
+        print(f"secrets in {where} files; take them out, and change keys that were shared", file=sys.stderr)
+    return Exit.COMPLETED if is_good else Exit.FAILED
 
 
-def _is_good(report: Report) -> bool:
-    return bool(report) and not report.secrets
+@frozen(kw_only=True)
+class _Checked:
+    """What was found in one file: a report where it is a journal."""
+
+    name: str
+    report: Report | None = None
+    leaks: Sequence[Leak] = ()
+    verified: Verified | None = None
+    decisions: Sequence[Decided] = ()
+
+    def is_good(self, *, allow_unsigned: bool) -> bool:
+        is_sound = self.report is None or (bool(self.report) and not self.report.secrets)
+        return is_sound and not self.leaks and self._is_signed(allow_unsigned=allow_unsigned)
+
+    def _is_signed(self, *, allow_unsigned: bool) -> bool:
+        if self.verified is None:
+            return True
+        return self.verified.is_unaltered and (allow_unsigned or bool(self.verified))
+
+    def as_json(self, *, allow_unsigned: bool) -> dict[str, object]:
+        told: dict[str, object] = {"name": self.name} if self.report is None else attrs.asdict(self.report)
+        told |= {
+            "ok": self.is_good(allow_unsigned=allow_unsigned),
+            "leaks": [attrs.asdict(leak) for leak in self.leaks],
+        }
+        if self.verified is not None:
+            signed = self.verified.signed
+            answers = [
+                {**attrs.asdict(one), "time": one.time.isoformat(), "signed": one.record <= signed}
+                for one in self.decisions
+            ]
+            told |= {"signature": attrs.asdict(self.verified), "decisions": answers}
+        return told
+
+    def lines(self) -> Iterator[str]:
+        if self.verified is not None:
+            yield from _describe_verification(self.verified)
+            yield from [_decision(one, self.verified) for one in self.decisions]
+        if self.report is not None:
+            yield from _describe_report(
+                self.report, is_good=not (self.report.problems or self.report.secrets or self.leaks)
+            )
+        shown = [secret.partition(" /")[0] for secret in self.report.secrets] if self.report is not None else []
+        yield from [str(leak) for leak in self.leaks if f"record {leak.line}" not in shown]
 
 
-def _describe_report(report: Report) -> Iterator[str]:
+def _checked(paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], seen: str) -> Iterator[_Checked]:
+    """Check every file that is meant; files without a journal and without a secret are left out."""
+    from stepengine.journal import check, decisions, scan, verify
+
+    for path in paths:
+        for file, journal in _files(path):
+            leaks = tuple(scan([file], allow_secrets=allow)) if Path(file).is_file() else ()
+            if journal is None:
+                yield from [_Checked(name=file, leaks=leaks)] if leaks else []
+                continue
+            verified = verify(journal, keys, seen=seen) if keys else None
+            yield _Checked(
+                name=file,
+                report=check(journal, allow_secrets=allow),
+                leaks=leaks,
+                verified=verified,
+                decisions=decisions(journal) if verified is not None and verified.is_unaltered else (),
+            )
+
+
+def _files(path: str) -> Iterator[tuple[str, Journal | None]]:
+    """
+    Give the files that a path stands for, each with its journal where it is one; the runs of an SQLite file one by one.
+
+    Raises:
+        UsageProblem: when there is neither a file nor a recorded run.
+        JournalError: when a database that was named cannot be read.
+    """
+    from stepengine.journal import SqliteJournal
+    from stepengine.journal.finding import database_of
+    from stepengine.journal.scanning import files_under
+
+    if not Path(path).exists():
+        yield path, journal_at(path)
+        return
+    for file in map(str, files_under(path)):
+        if database_of(file) != (file, ""):
+            yield file, journal_at(file) if _is_journal(Path(file)) else None
+            continue
+        try:
+            runs = SqliteJournal(file).runs()
+        except JournalError:
+            if file == path:
+                raise
+            runs = []  # a database of something else
+        yield from [(f"{file}#{run}", journal_at(f"{file}#{run}")) for run in runs]
+        yield file, None
+
+
+def _is_journal(file: Path) -> bool:
+    """Return whether a file is a journal, also one whose first line is damaged: only other JSON is no journal in ``*.jsonl``."""
+    try:
+        with file.open("rb") as opened:
+            first = opened.readline(HEAD_BYTES)
+    except OSError:
+        return False  # reported where it is read
+    if first.startswith(HEAD):
+        return True
+    return file.suffix == SUFFIX and (CHECKSUM in first or not first.lstrip().startswith((b"{", b"[", b'"')))
+
+
+def _describe_report(report: Report, *, is_good: bool) -> Iterator[str]:
     state = "complete" if report.is_complete else "without an end: it can be resumed"
     state = "and no run has started: start it again" if report.records == 1 else state
     known = "not usable as it is" if report.problems else f"{report.records} records, {state}"
-    yield f"{'ok' if _is_good(report) else 'BAD':<4}{report.name}  {known}"
+    yield f"{'ok' if is_good else 'BAD':<4}{report.name}  {known}"
     yield from [f"      {problem}" for problem in report.problems]
     yield from [f"      looks like a secret: {secret}" for secret in report.secrets]
     if report.torn:
         yield f"      {report.torn} bytes at the end belong to no whole record; resuming cuts them off"
+
+
+def _describe_verification(verified: Verified) -> Iterator[str]:
+    state = "ok" if verified else "ALTERED" if verified.problems else "UNSIGNED"
+    yield f"{state:<9}{verified.name}  run {verified.run} of {verified.agent}, {verified.records} records"
+    yield from [f"  {problem}" for problem in verified.problems]
+    yield from [f"  {told}" for told in verified.unsigned]
+    if verified.signatures:
+        yield f"  signed up to record {verified.signed}, last at {verified.time}, by {verified.key}"
+        yield f"  digest {verified.digest}"
+
+
+def _decision(one: Decided, verified: Verified) -> str:
+    who = one.by or "somebody"
+    said = (
+        "declined"
+        if one.declined
+        else one_line(one.said, SAID_CHARS) or ("gave what came of it" if one.kind == "result" else "yes")
+    )
+    more = [
+        one.tool,
+        "with another input" if one.edited else "",
+        f"for the {one.remembered}" if one.remembered == "session" else "",
+    ]
+    more += [
+        "for good" if one.remembered == "always" else "",
+        f"because: {one_line(one.reason, SAID_CHARS)}" if one.reason else "",
+    ]
+    more += ["NOT SIGNED" if one.record > verified.signed else ""]
+    about = "; ".join(filter(None, more))
+    when = one.time.isoformat(timespec="seconds")
+    return f"  {when}  {one.address}  {who}: {said}  to {one_line(one.asked, SAID_CHARS)!r}" + (
+        f" ({about})" if about else ""
+    )

@@ -1,4 +1,4 @@
-"""``stepengine config``: every setting, its value and where it came from."""
+"""``stepengine config show``: every setting, its value and where it came from."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def config(
     setting in capitals, `__` for the dot: STEPENGINE_LIMITS__MAX_STEPS=20.
 
     Examples:
-      stepengine config
-      stepengine config limits.max_steps
+      stepengine config show
+      stepengine config show limits.max_steps
 
     In a stepengine.toml of the project, or in your own file:
       limits = {max_steps = 20, max_cost_usd = 1.5}

@@ -1245,7 +1245,7 @@ COMMANDS: dict[str, _Command] = {
         "go on from here in a new journal",
         goes=True,
         more="--reply TEXT|@FILE, --result JSON|@FILE or --raise KIND:TEXT: another outcome for what waits here\n"
-        "--script FILE: what models reply, as for `stepengine impact`; without it the first model call fails. --live asks them, --yes without asking you\n"
+        "--script FILE: what models reply, as for `stepengine compare impact`; without it the first model call fails. --live asks them, --yes without asking you\n"
         "--served: no tool runs; what was recorded after it serves where it is equal, else the run ends as failed\n"
         "--into FILE: the new journal; --allow-repeat: what changed the world may happen again",
     ),

@@ -54,7 +54,7 @@ NEXT = f"""\
 What to type next:
   stepengine init my-agent
       a project of your own: an agent, its tests, a recorded run, CI
-  stepengine agents
+  stepengine agents list
       what else there is to run
   stepengine run code_searcher \\
       --params '{{"search_queries": [{{"pattern": "def "}}]}}'

@@ -1,4 +1,4 @@
-"""``stepengine diff``: what two runs did differently."""
+"""``stepengine compare diff``: what two runs did differently."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def diff(
     is.
 
     Examples:
-      stepengine diff before.jsonl after.jsonl
-      stepengine diff before.jsonl --last          the newest run of this folder
-      stepengine diff --last                       the two newest ones
-      stepengine diff before.jsonl after.jsonl --json
+      stepengine compare diff before.jsonl after.jsonl
+      stepengine compare diff before.jsonl --last      the newest run
+      stepengine compare diff --last                   the two newest runs
+      stepengine compare diff before.jsonl after.jsonl --json
     """
     from stepengine.journal import diff
 

@@ -1,4 +1,4 @@
-"""``stepengine doctor``: what is here, what is missing, which usual mistakes were made, and what to do about each."""
+"""``stepengine config doctor``: what is here, what is missing, which usual mistakes were made, and what to do about each."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def doctor(
     Leaves with 1 when something is wrong that will make runs fail.
 
     Examples:
-      stepengine doctor
-      stepengine doctor --reach
-      stepengine doctor --json
+      stepengine config doctor
+      stepengine config doctor --reach
+      stepengine config doctor --json
     """
     found = list(findings(config, reach=reach))
     wrong = sum(one.state == "wrong" for one in found)
@@ -208,7 +208,7 @@ def _settings(settings: Settings) -> Iterator[Finding]:
     for name, value in sorted(settings.values.items()):
         yield Finding("settings", "ok", f"{name} = {dumps(value)}, from {settings.origin(name)}")
     if not settings.values:
-        yield Finding("settings", "ok", "all at their defaults; `stepengine config` lists them")
+        yield Finding("settings", "ok", "all at their defaults; `stepengine config show` lists them")
 
 
 def _keys(providers: list[ListedProvider]) -> Iterator[Finding]:
@@ -221,7 +221,7 @@ def _keys(providers: list[ListedProvider]) -> Iterator[Finding]:
             yield Finding(area, "wrong", f"{one.prefix}: {one.key}")
     if not usable:
         free = ", ".join([p.prefix for p in providers if p.key == "not needed"])
-        repair = "set ANTHROPIC_API_KEY, OPENAI_API_KEY or GEMINI_API_KEY; `stepengine models` names the others"
+        repair = "set ANTHROPIC_API_KEY, OPENAI_API_KEY or GEMINI_API_KEY; `stepengine agents models` names the others"
         yield Finding(area, "note", f"no key is set; usable without one, where their server runs: {free}", repair)
     yield from _odd_keys(providers)
 
@@ -238,7 +238,9 @@ def _odd_keys(providers: list[ListedProvider]) -> Iterator[Finding]:
             yield Finding(area, "wrong", f"{name} {why}", f"set {name} to the key alone, as {prefix} shows it")
     if {"GEMINI_API_KEY", "GOOGLE_API_KEY"} <= set(found):
         yield Finding(
-            area, "note", "GEMINI_API_KEY and GOOGLE_API_KEY are both set; `stepengine models` says which is used"
+            area,
+            "note",
+            "GEMINI_API_KEY and GOOGLE_API_KEY are both set; `stepengine agents models` says which is used",
         )
 
 
@@ -358,7 +360,10 @@ def _surroundings(providers: list[ListedProvider]) -> Iterator[Finding]:
     area = "surroundings"
     for name in _unread(providers):
         yield Finding(
-            area, "note", f"{name} is set, and nothing reads it", "`stepengine config --help` says how one is spelt"
+            area,
+            "note",
+            f"{name} is set, and nothing reads it",
+            "`stepengine config show --help` says how one is spelt",
         )
     for name in TAKEN:
         for path in (Path(f"{name}.py"), Path(name, "__init__.py")):

@@ -1,4 +1,4 @@
-"""``stepengine gc``: delete durable runs that ended long ago."""
+"""``stepengine deploy gc``: delete durable runs that ended long ago."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def collect(
     Whole trees, and only those of which everything has ended. Nothing is ever deleted by itself.
 
     Examples:
-      stepengine gc --older-than 30d --dry-run
+      stepengine deploy gc --older-than 30d --dry-run
     """
     age = parse_age_option("--older-than", older_than)
 

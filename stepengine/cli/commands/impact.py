@@ -1,4 +1,4 @@
-"""``stepengine impact``: what a change does to recorded runs, before it is merged."""
+"""``stepengine compare impact``: what a change does to recorded runs, before it is merged."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ def impact(
       5    with --strict: a handler does something else than it did
 
     Examples:
-      stepengine impact journals/ --agent ./agents/mine.py --budget 0.50
-      stepengine impact journals/ --script replies.json
-      stepengine impact run.jsonl --model openai/gpt-5-mini -n 3 --yes
-      stepengine impact journals/ --fail-on 'changed > 0.1' --markdown
+      stepengine compare impact journals/ --agent ./agents/mine.py --budget 0.50
+      stepengine compare impact journals/ --script replies.json
+      stepengine compare impact run.jsonl --model openai/gpt-5-mini -n 3 --yes
+      stepengine compare impact journals/ --fail-on 'changed > 0.1' --markdown
     """
     asked = ImpactOptions(
         n, budget, fresh, baseline, script, tools, simulate, tuple(fail_on or ()), strict, markdown, yes

@@ -1,4 +1,4 @@
-"""``stepengine improve``: a search for a better version of an agent, judged by an evaluation."""
+"""``stepengine compare improve``: a search for a better version of an agent, judged by an evaluation."""
 
 from __future__ import annotations
 
@@ -130,9 +130,9 @@ def improve(
       4    the budget was spent before it was decided; nothing is changed
 
     Examples:
-      stepengine improve ./agents/mine.py --eval evals.py --budget 2
-      stepengine improve ./agents/mine.py --eval evals.py --budget 2 --write
-      stepengine improve ./agents/mine.py --eval evals.py \
+      stepengine compare improve ./agents/mine.py --eval evals.py --budget 2
+      stepengine compare improve ./mine.py --eval evals.py --budget 2 --write
+      stepengine compare improve ./agents/mine.py --eval evals.py \
           --continue improvements/mine/20260102-101500
     """
     asked = ImproveOptions(

@@ -57,10 +57,10 @@ def init(
 
     The tests of the new project pass as they are, without a model, a key or a network: its one run was recorded and is
     replayed. No file that exists is changed: where one would be, nothing is made at all. What it makes is trusted, so
-    that `stepengine run` finds the agent by its id; see `stepengine trust --help`.
+    that `stepengine run` finds the agent by its id; see `stepengine agents trust --help`.
 
     With --package it is a package with agents, recordings, an evaluation, a licence and a workflow that publishes it, called
-    like the folder; `stepengine package check` says what somebody who installs it meets.
+    like the folder; `stepengine agents check` says what somebody who installs it meets.
 
     Examples:
       stepengine init my-agent
@@ -74,7 +74,9 @@ def init(
     if own:
         _trust(folder / LOCAL)
     else:
-        complain(f"{folder / LOCAL} was there before, so it is not trusted by this: `stepengine trust {folder}` does")
+        complain(
+            f"{folder / LOCAL} was there before, so it is not trusted by this: `stepengine agents trust {folder}` does"
+        )
     is_here = folder.resolve() == Path.cwd()
     say("This folder is a project now:" if is_here else f"{visible(str(folder), strict=True)} is a project now:")
     say("\n".join([f"  {path}" for path in made]))
@@ -98,7 +100,7 @@ def init(
         "  cat README.md\n"
         "      an agent of your own: write it, record it, replay it, break it, debug it; all without a key\n"
         "  stepengine run todos src --model anthropic/claude-haiku-4-5\n"
-        "      live; needs ANTHROPIC_API_KEY, and `stepengine doctor` says whether all is there\n"
+        "      live; needs ANTHROPIC_API_KEY, and `stepengine config doctor` says whether all is there\n"
         "  stepengine studio --model anthropic/claude-haiku-4-5\n"
         "      the page below with a real model; needs the key, too"
     )
@@ -133,10 +135,10 @@ def _package(folder: Path) -> Exit:
         f"  {visible(own_source().wheel_line('vendor'), strict=True)}\n"
         "      keeps stepengine's wheel with the project: it is on no package index, and CI needs it\n"
         "  python -m pip install -e . hatchling\n"
-        f"      `stepengine agents` lists {name}/todos then, and `stepengine run {name}/todos src` runs it\n"
+        f"      `stepengine agents list` lists {name}/todos then, and `stepengine run {name}/todos src` runs it\n"
         "  python -m pytest\n"
         "      its tests; no key, no network\n"
-        "  stepengine package check\n"
+        "  stepengine agents check\n"
         "      what somebody who installs it meets\n"
         "  cat README.md\n"
         f"      what belongs where, above all src/{module}/stepengine-agents.json, and how it is published"

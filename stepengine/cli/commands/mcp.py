@@ -88,7 +88,7 @@ def inspect_server(
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> Exit:
-    """
+    r"""
     Show what an MCP server offers.
 
     Each tool stands there with its whole description, where nothing is hidden, its hints, and its digest. The server is the
@@ -98,7 +98,8 @@ def inspect_server(
     Examples:
       stepengine mcp inspect npx -y @modelcontextprotocol/server-filesystem .
       stepengine mcp inspect https://mcp.example.com/mcp --json
-      stepengine mcp inspect --header "Authorization: Bearer $TOKEN" https://mcp.example.com/mcp
+      stepengine mcp inspect --header "Authorization: Bearer $TOKEN" \
+          https://mcp.example.com/mcp
       stepengine mcp inspect --env API_KEY --timeout 120 npx -y some-server
     """
     server, more = _server_and_options(server)

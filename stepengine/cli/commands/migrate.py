@@ -1,4 +1,4 @@
-"""``stepengine migrate``: create and update the tables of durable runs."""
+"""``stepengine deploy migrate``: create and update the tables of durable runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def migrate(
     With a role that may: workers started with --no-migrate then need none of its rights.
 
     Examples:
-      stepengine migrate --db @admin-url --role stepengine_worker
+      stepengine deploy migrate --db @admin-url --role stepengine_worker
     """
 
     async def made() -> Exit:

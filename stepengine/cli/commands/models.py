@@ -1,4 +1,4 @@
-"""``stepengine models``: the providers that a model string can name, which keys are there, and what is known of a model."""
+"""``stepengine agents models``: the providers that a model string can name, which keys are there, and what is known of a model."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def models(
     package know them. Nothing is asked over the network but with --ask; `stepengine ask MODEL hi` tries a model.
 
     Examples:
-      stepengine models
-      stepengine models openai/gpt-5 google/gemini-2.5-flash
-      stepengine models anthropic/claude-sonnet-5 --ask
+      stepengine agents models
+      stepengine agents models openai/gpt-5 google/gemini-2.5-flash
+      stepengine agents models anthropic/claude-sonnet-5 --ask
     """
     if ask and not names:
         msg = "--ask asks about models: name one, such as anthropic/claude-sonnet-5"

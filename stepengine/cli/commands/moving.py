@@ -1,7 +1,7 @@
 """
 What is done to durable runs with their agents at hand.
 
-``stepengine export``, ``import``, ``release move``, and ``fork`` with a database: the records hold no requests, so that the
+``stepengine journal export``, ``journal import``, ``deploy release``, and ``fork`` with a database: the records hold no requests, so that the
 agents repeat what is recorded, and nothing is performed.
 """
 
@@ -31,7 +31,7 @@ __all__ = ("Agents", "export", "fork_durable", "import_", "move")
 
 Agents: TypeAlias = Annotated[
     str,
-    typer.Option("--agents", help="The agents: as MODULE of `stepengine worker`.", metavar="MODULE"),
+    typer.Option("--agents", help="The agents: as MODULE of `stepengine deploy worker`.", metavar="MODULE"),
 ]
 
 
@@ -72,7 +72,7 @@ def export(
     Leaves with 5 when these agents ask for something else than is recorded.
 
     Examples:
-      stepengine export review-17 --agents my_agents.py -o review-17.jsonl
+      stepengine journal export review-17 --agents my_agents.py -o review-17.jsonl
     """
     into = out or Path(f"{run.replace('/', '-')}.jsonl")
 
@@ -104,7 +104,7 @@ def import_(
     could have said yes. `stepengine resume` asks again; --trust-answers takes what stands there.
 
     Examples:
-      stepengine import run.jsonl --agents my_agents.py
+      stepengine journal import run.jsonl --agents my_agents.py
     """
     from stepengine.cli.journals import journal_at, refuse_foreign_yes
 
@@ -182,8 +182,8 @@ def move(
       6    the database cannot be reached
 
     Examples:
-      stepengine release move 1.4 1.5 --agents my_agents.py --check
-      stepengine release move 1.4 1.5 --agents my_agents.py
+      stepengine deploy release 1.4 1.5 --agents my_agents.py --check
+      stepengine deploy release 1.4 1.5 --agents my_agents.py
     """
 
     async def moved(engine: DurableEngine) -> Exit:
@@ -198,7 +198,7 @@ def move(
         return Exit.DIVERGED if any(each.outcome == "diverges" for each in told) else Exit.COMPLETED
 
     if of == to:
-        msg = f"FROM and TO are both {of!r}; `stepengine status` lists the releases"
+        msg = f"FROM and TO are both {of!r}; `stepengine deploy status` lists the releases"
         raise UsageProblem(msg)
     return _with_agents(agents, db, moved, app=app, pool=pool, release=to)
 

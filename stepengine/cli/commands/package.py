@@ -1,4 +1,4 @@
-"""``stepengine package``: what somebody who installs a package of agents meets, and what is agreed to of one."""
+"""``stepengine agents check`` and ``agree``: what somebody who installs a package of agents meets, and what is agreed to of one."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def check(
       2    no project with agents, or it cannot be built
 
     Examples:
-      stepengine package check
-      stepengine package check --write
-      stepengine package check dist/mine-0.1.0-py3-none-any.whl
-      stepengine package check dist/mine-0.1.0-py3-none-any.whl --import
+      stepengine agents check
+      stepengine agents check --write
+      stepengine agents check dist/mine-0.1.0-py3-none-any.whl
+      stepengine agents check dist/mine-0.1.0-py3-none-any.whl --import
     """
     if write and path.is_file():
         msg = f"--write changes {_file()!r} in a project; {str(path)!r} is a wheel"
@@ -146,12 +146,12 @@ def agree(
     `run` and `chat` ask at a terminal; this is for everywhere else.
 
     Examples:
-      stepengine package agree acme-agents
-      stepengine package agree acme-agents --forget
+      stepengine agents agree acme-agents
+      stepengine agents agree acme-agents --forget
     """
     from stepengine.engine import packages, trust
 
-    refuse_inside("stepengine package agree")
+    refuse_inside("stepengine agents agree")
     if forget:
         was = trust.withdraw(name)
         print(dumps({"forgotten": was}) if as_json else "forgotten" if was else "it was not agreed to")
@@ -507,7 +507,7 @@ def _hosts(folder: Path, hosts: Sequence[str]) -> Iterator[str]:
 def _repeat_runs(package: Any, scratch: Path, site: Path, found: PackageCheck) -> None:
     """Repeat the recorded runs that come with it, by the names of its agents, as whoever installed it does."""
     name = next(iter(site.glob("*.dist-info"))).name.partition("-")[0]
-    done = _alone(["-m", "stepengine", "package", "agree", name], site, scratch)
+    done = _alone(["-m", "stepengine", "agents", "agree", name], site, scratch)
     if done.returncode:
         found.problems.append(done.stderr.strip())
         return

@@ -1,4 +1,4 @@
-"""``stepengine pin``: a failed run becomes a test."""
+"""``stepengine compare pin``: a failed run becomes a test."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def pin(
       5    what is recorded does not fit the present code
 
     Examples:
-      stepengine pin run.jsonl --check "'refund' not in tools"
-      stepengine pin --last --check checks:is_polite --name polite
+      stepengine compare pin run.jsonl --check "'refund' not in tools"
+      stepengine compare pin --last --check checks:is_polite --name polite
     """
     options = attrs.evolve(options, journal=file, last=last)
     return interrupted_or(lambda: _pin(find_journal(options).in_force(), check, name, folder))

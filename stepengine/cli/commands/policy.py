@@ -1,4 +1,4 @@
-"""``stepengine policy``: what a policy file says, and what it would have said to the tool calls of recorded runs."""
+"""``stepengine config policy``: what a policy file says, and what it would have said to the tool calls of recorded runs."""
 
 from __future__ import annotations
 
@@ -168,9 +168,9 @@ def policy(
     have been denied or asked about: for a look before a policy is switched on, and for CI.
 
     Examples:
-      stepengine policy policy.json
-      stepengine policy policy.json --against run.jsonl
-      stepengine policy policy.json --agent ./agents/mine.py --json \
+      stepengine config policy policy.json
+      stepengine config policy policy.json --against run.jsonl
+      stepengine config policy policy.json --agent ./agents/mine.py --json \
           --against runs/*.jsonl
     """
     from stepengine.permissions import Policy
@@ -180,7 +180,7 @@ def policy(
     if against:
         return _judge(policy, [*against, *more], agent, as_json=as_json)
     if more:
-        msg = f"one policy at a time; to judge the run in {more[0]!r}: stepengine policy {path} --against {more[0]}"
+        msg = f"one policy at a time; to judge the run in {more[0]!r}: stepengine config policy {path} --against {more[0]}"
         raise UsageProblem(msg)
     _list(policy, as_json=as_json)
     return Exit.COMPLETED

@@ -1,4 +1,4 @@
-"""``stepengine price``: what recorded runs would have cost with other models."""
+"""``stepengine compare price``: what recorded runs would have cost with other models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def price(
     of one, unless the model is of the same family; its cache would have held what the recorded one did, nothing, or all
     that the request before it had; it would have thought as much, or not at all.
 
-    Another model would also act otherwise: more or fewer steps, other tools. That is in no range; `stepengine impact
+    Another model would also act otherwise: more or fewer steps, other tools. That is in no range; `stepengine compare impact
     --model` asks it. A folder stands for the *.jsonl files in it.
 
     Leaves with:
@@ -44,8 +44,8 @@ def price(
       2    wrong usage; a journal cannot be read
 
     Examples:
-      stepengine price journals/ --model openai/gpt-5-mini
-      stepengine price run.jsonl --model anthropic/claude-haiku-4-5 --json
+      stepengine compare price journals/ --model openai/gpt-5-mini
+      stepengine compare price run.jsonl --model anthropic/claude-haiku-4-5 --json
     """
     return interrupted_or(lambda: _price(files, model, Options(config=config).in_force(), as_json=as_json))
 
@@ -73,7 +73,7 @@ def _price(files: list[str], models: list[str], options: Options, *, as_json: bo
         lines = [_describe_price(file, one) for file, made in rows for one in made]
         sums = [_describe_price("together", _sum(name, [made[n] for _, made in rows])) for n, name in enumerate(names)]
         say(clean_lines([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
-        complain("another model would also act otherwise; `stepengine impact --model` asks it")
+        complain("another model would also act otherwise; `stepengine compare impact --model` asks it")
     unknown = [one.model for _, made in rows for one in made if one.low is None]
     if unknown:
         complain(f"there is no price for {', '.join(dict.fromkeys(unknown))}, or no usage is recorded")

@@ -1,4 +1,4 @@
-"""``stepengine retry``: let a stopped durable run continue after its last record."""
+"""``stepengine deploy retry``: let a stopped durable run continue after its last record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def retry(
     right), or that was set aside since workers died of it. Nothing that is recorded is done again.
 
     Examples:
-      stepengine retry review-17
+      stepengine deploy retry review-17
     """
 
     async def again(operator: Operator) -> Exit:

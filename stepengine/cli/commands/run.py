@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
 
 from stepengine.cli.bench import bench_for, limits_of
 from stepengine.cli.exits import Exit
-from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, Params, Sign, with_options
+from stepengine.cli.options import (
+    AskForMore,
+    CodeMode,
+    Model,
+    NoJournal,
+    Options,
+    Params,
+    Sign,
+    read_params,
+    with_options,
+)
 from stepengine.cli.perform import perform, print_result
 from stepengine.cli.recording import RunRecording
 from stepengine.cli.scripts import ScriptFile
@@ -22,7 +30,7 @@ from stepengine.cli.toolset import in_code_mode
 if TYPE_CHECKING:
     from stepengine.journal import Journal
 
-__all__ = ("read_params", "run")
+__all__ = ("run",)
 
 
 @with_options
@@ -58,7 +66,7 @@ def run(
     r"""
     Run an agent, and print its output.
 
-    AGENT is an id, as `stepengine agents` lists them, or the path of an agent file. Progress is shown while it runs.
+    AGENT is an id, as `stepengine agents list` lists them, or the path of an agent file. Progress is shown while it runs.
 
     Examples:
       stepengine run code_searcher --json \
@@ -91,7 +99,7 @@ def run(
       --api-key-env NAME, --price 0   its key, and what it costs
       --script replies.json           no model, no key: replies from a file
 
-    Keys come from the environment; `stepengine models` lists the providers and their variables.
+    Keys come from the environment; `stepengine agents models` lists the providers and their variables.
     """
     # Made part of the agent's name, since everything from here on goes by that: what loads it, what is recorded, and
     # `resume`, which has to put the file into the sandbox again without being told.
@@ -169,31 +177,3 @@ def _new_journal(path: str, sign: str) -> Journal:
     from stepengine.cli.journals import new_journal
 
     return new_journal(path, sign=sign)
-
-
-def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
-    """
-    Return the object in *text*, which *option* was given: JSON, or ``@FILE`` with JSON in it.
-
-    Raises:
-        UsageProblem: when it is not a JSON object, or there is no such file.
-    """
-    if not text:
-        return None
-    source = option
-    if text.startswith("@"):
-        source = text[1:]
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            msg = f"{option} {source!r} cannot be read: {error}"
-            raise UsageProblem(msg) from None
-    try:
-        params = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        msg = f'{source} is not JSON: {error}. Give an object such as \'{{"files": ["shop.py"]}}\', or @FILE'
-        raise UsageProblem(msg) from None
-    if not isinstance(params, dict):
-        msg = f'{source} is JSON, but no object: give one such as \'{{"files": ["shop.py"]}}\''
-        raise UsageProblem(msg)
-    return params

@@ -1,4 +1,4 @@
-"""``stepengine scrub``: a journal without what looks like a secret."""
+"""``stepengine journal scrub``: a journal without what looks like a secret."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scrub(
     conversation: what is private in it, but no key, is still there.
 
     Examples:
-      stepengine scrub run.jsonl run-public.jsonl
+      stepengine journal scrub run.jsonl run-public.jsonl
     """
     from stepengine.cli.journals import journal_at, name_of, new_journal
     from stepengine.journal import scrub

@@ -112,7 +112,7 @@ def serve(
         str, typer.Option(help="In PostgreSQL: its own id as a worker; default: HOST-PORT of this machine.")
     ] = "",
     no_work: Annotated[
-        bool, typer.Option("--no-work", help="In PostgreSQL: leave the runs to `stepengine worker`.")
+        bool, typer.Option("--no-work", help="In PostgreSQL: leave the runs to `stepengine deploy worker`.")
     ] = False,
     ui: Annotated[
         bool, typer.Option("--ui", help="Show the page of `stepengine studio`, too; a link lets a browser in.")
@@ -126,7 +126,7 @@ def serve(
     clients of MCP find the agents as tools at /mcp. Each request brings a token; a run belongs to whoever started it. Without --tokens
     there is one token, which is shown at the start and ends with the server.
 
-    MODULE names agents as for `stepengine worker`: `agents = [...]` or `agent = ...`, and beside them, where they are
+    MODULE names agents as for `stepengine deploy worker`: `agents = [...]` or `agent = ...`, and beside them, where they are
     needed, `tools`, `models` and `options`. Each call of a tool that changes something or runs a program needs an approval,
     unless --write or --shell allows it. With --script no model is asked and no key is needed:
     each run gets the replies of FILE from the first on, and one that is resumed or forked those behind its record.

@@ -1,9 +1,10 @@
-"""``stepengine show``: a recorded run, step by step. Nothing is run, and nothing is needed but the file."""
+"""``stepengine show``: a recorded run, step by step, at the terminal or as a page for a browser."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
@@ -13,6 +14,7 @@ from attrs import frozen
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import find_journal, readable_journal
 from stepengine.cli.options import Json, Last, Options, Recorded
+from stepengine.cli.run_page import MAX_MB, PageOptions, make_page
 from stepengine.cli.screen.render import dumps, say, wait_of
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.codec import plain, to_json
@@ -33,8 +35,14 @@ if TYPE_CHECKING:
 __all__ = ("ShownEffect", "effects_of", "show")
 
 
+_page_option = partial(typer.Option, rich_help_panel="Options of --html")
+
+
 def show(
     file: Recorded = "",
+    other: Annotated[
+        str, typer.Argument(metavar="FILE2", help="With --html: another run, to show both side by side.")
+    ] = "",
     *,
     last: Last = False,
     step: Annotated[str, typer.Option(help="Show one step, or one effect, whole.", metavar="N|PATH#N")] = "",
@@ -42,28 +50,67 @@ def show(
         bool, typer.Option("--left-out", help="Show what each compaction took out of the conversation.")
     ] = False,
     as_json: Json = False,
+    html: Annotated[bool, typer.Option("--html", help="Write the run as one page for a browser.")] = False,
+    output: Annotated[
+        str, _page_option("--output", "-o", help="The page; default: next to FILE, ending in .html.", metavar="PATH")
+    ] = "",
+    opens: Annotated[bool, _page_option("--open", help="Open the page in the browser.")] = False,
+    serve: Annotated[
+        bool, _page_option("--serve", help="Serve the page from this machine, and follow a running run; write no file.")
+    ] = False,
+    port: Annotated[int, _page_option(help="Port of --serve; 0 for any.", min=0, max=65_535)] = 0,
+    force: Annotated[
+        bool, _page_option("--force", help="Overwrite an existing page; show the sound part of a damaged FILE.")
+    ] = False,
+    agent: Annotated[
+        str, _page_option(help="File or id of the agent; default: the id in FILE.", metavar="PATH|ID")
+    ] = "",
+    no_code: Annotated[
+        bool, _page_option("--no-code", help="Run none of the agent's code: no lines, no variables.")
+    ] = False,
+    no_locals: Annotated[bool, _page_option("--no-locals", help="Show lines without the handler's variables.")] = False,
+    max_mb: Annotated[
+        float, _page_option(help="Cut long texts in a page larger than this.", metavar="N", min=0.1)
+    ] = MAX_MB,
+    title: Annotated[str, _page_option(help="Title of the page.", metavar="TEXT")] = "",
+    strict: Annotated[bool, _page_option("--strict", help="Exit with 5 when lines and variables are missing.")] = False,
 ) -> Exit:
     """
-    Show a run step by step.
+    Show a run step by step, here or as a page for a browser.
 
-    What was asked for, what came back, when, and what it cost.
+    Requests, results, times and costs. Nothing is run and no agent is needed.
 
-    Nothing is run and no agent is needed. With --step the whole model request of that step is shown, what came back,
-    and what was done with it; --step takes the number of a step, or an effect such as 3.2#1.
+    With --step the whole model request of that step is shown, its reply, and the calls; --step takes the number of a step,
+    or an effect such as 3.2#1. With --left-out each compaction is shown: the messages that it removed, whole, with their
+    tokens, and the summary or the notes in their place. A cassette is shown as a run: its model calls in order, and other
+    HTTP requests with their status.
 
-    With --left-out each compaction is shown: the messages that the model is shown no longer, whole, how many tokens they
-    have, and the summary or the notes that took their place.
-
-    A cassette is shown as a run: its model calls in order, and other HTTP requests with their status.
+    With --html the run becomes one HTML file that loads nothing: agents, time line, every step with request, reply, calls
+    and results, usage, cost and context over time, search. Source lines and variables of the handler come from replaying
+    the run with the agent's code, which performs nothing. Texts that look like secrets are left out.
 
     Examples:
       stepengine show --last
-      stepengine show run.jsonl
-      stepengine show tests/cassettes/test_it/test_answer.yaml
       stepengine show run.jsonl --step 2
-      stepengine show run.jsonl --left-out
-    stepengine show run.jsonl --json | jq .effects
+      stepengine show tests/cassettes/test_it/test_answer.yaml
+      stepengine show run.jsonl --json | jq .effects
+      stepengine show --last --html --open
+      stepengine show run.jsonl --html -o run.html --no-code
+      stepengine show before.jsonl after.jsonl --html
+      stepengine show --last --html --serve
     """
+    page = PageOptions(
+        other=other, output=output, force=force, opens=opens, agent=agent, code=not no_code, locals=not no_locals,
+        max_mb=max_mb, serve=serve, port=port, title=title, strict=strict,
+    )  # fmt: skip
+    if html:
+        if step or left_out or as_json:
+            msg = "--html shows the whole run as a page; leave out --step, --left-out and --json"
+            raise UsageProblem(msg)
+        return make_page(Options(journal=file, last=last, agent=agent, quiet=True), page)
+    if page != PageOptions():
+        msg = "FILE2 and the options of a page need --html; add --html"
+        raise UsageProblem(msg)
     try:
         journal = readable_journal(find_journal(Options(journal=file, last=last)).journal)
         history = journal.history()

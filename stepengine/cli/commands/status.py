@@ -1,4 +1,4 @@
-"""``stepengine status``: the state of a deployment, of a run or of a session."""
+"""``stepengine deploy status``: the state of a deployment, of a run or of a session."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def status(
     cannot be read.
 
     Examples:
-      stepengine status
-      stepengine status review-17
-      stepengine status --executors --json
-      stepengine status --session ann:chat-1
+      stepengine deploy status
+      stepengine deploy status review-17
+      stepengine deploy status --executors --json
+      stepengine deploy status --session ann:chat-1
     """
 
     async def shown(operator: Operator) -> Exit:
@@ -103,13 +103,13 @@ def _overview(view: Overview, *, only_executors: bool) -> list[str]:
     ]
     lines += _columns("EXECUTOR STATE HAS RELEASES", rows)
     dead = [e.id for e in view.executors if not e.is_alive]
-    lines += [f"  -> stepengine takeover {visible(name, strict=True)}" for name in dead]
+    lines += [f"  -> stepengine deploy takeover {visible(name, strict=True)}" for name in dead]
     for each in view.releases if not only_executors else ():
         if not each.has_worker:
             lines.append(f"release {each.id}: no worker of it lives, and {each.runs} runs wait for one")
     if view.poison:
         lines.append(
-            f"{view.poison} runs were cancelled since they killed their workers; `stepengine retry RUN` tries again"
+            f"{view.poison} runs were cancelled since they killed their workers; `stepengine deploy retry RUN` tries again"
         )
     for table, count in (view.unreadable or {}).items():
         lines.append(f"{table}: {count} rows are not portable JSON; some client writes with another serializer")
@@ -152,7 +152,7 @@ async def _sessions(operator: Operator, *, as_json: bool) -> Exit:
 async def _one_session(operator: Operator, session: str, *, as_json: bool) -> Exit:
     turns = await operator.sessions.turns(session)
     if not turns:
-        msg = f"there is no session {session!r} in this database; `stepengine status --sessions` lists them"
+        msg = f"there is no session {session!r} in this database; `stepengine deploy status --sessions` lists them"
         raise JournalError(msg)
     from stepengine.sessions import messages_to_json
 
@@ -182,9 +182,9 @@ def _show_questions(run: str, asked: Sequence[Waiting]) -> None:
     for waiting in asked:
         for question in waiting.questions:
             print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")
-            print(f"    -> stepengine answer {run} {one_line(question.id, 60)} VALUE")
+            print(f"    -> stepengine send {run} --answer {one_line(question.id, 60)}=TEXT")
             if question.remember is not None:
-                print(f"    --always: {one_line(str(question.remember['id']), 120)}")
+                print(f"    or --always {one_line(question.id, 60)}: {one_line(str(question.remember['id']), 120)}")
 
 
 async def _queues(upkeep: Upkeep, *, as_json: bool) -> Exit:

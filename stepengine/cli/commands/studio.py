@@ -153,6 +153,6 @@ def _agents(folder: Path, *, is_place: bool) -> str:
         )
         raise UsageProblem(msg)
     if not may_run(place):
-        msg = f"the agents in {str(place)!r} are code that nobody trusts yet; `stepengine trust {place.parent}`, or name them with --agents"
+        msg = f"the agents in {str(place)!r} are code that nobody trusts yet; `stepengine agents trust {place.parent}`, or name them with --agents"
         raise UsageProblem(msg)
     return str(place)

@@ -1,4 +1,4 @@
-"""``stepengine submit``: order a durable run."""
+"""``stepengine deploy submit``: order a durable run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.commands.run import read_params
 from stepengine.cli.deployment import App, Db, Pool, operate
 from stepengine.cli.exits import Exit, complain, exit_code
-from stepengine.cli.options import Json, Params
+from stepengine.cli.options import Json, Params, read_params
 from stepengine.cli.screen.render import dumps, json_of, print_output
 from stepengine.data.state import RunInfo, RunResult
 
@@ -54,9 +53,9 @@ def submit(
       6    the database cannot be reached
 
     Examples:
-      stepengine submit reviewer --prompt "Look at src/" --id review-17
-      stepengine submit reviewer --prompt - --wait < task.txt
-      stepengine submit helper --prompt "Tomorrow?" --session ann --wait
+      stepengine deploy submit reviewer --prompt "Look at src/" --id review-17
+      stepengine deploy submit reviewer --prompt - --wait < task.txt
+      stepengine deploy submit helper --prompt "Tomorrow?" --session ann --wait
     """
     given = read_params(params)
 
@@ -86,7 +85,7 @@ async def _wait_for_result(operator: Operator, run: str, *, as_json: bool) -> Ex
     else:
         print_output(result.output)
     for question in result.pending_questions:
-        complain(f"{question.text} -> stepengine answer {run} {question.id} VALUE")
+        complain(f"{question.text} -> stepengine send {run} --answer {question.id}=TEXT")
     for wait in result.waits_for:
         if wait.said:
             complain(f"waits for {wait.said}")

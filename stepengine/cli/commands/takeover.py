@@ -1,4 +1,4 @@
-"""``stepengine takeover``: give the runs of a dead worker to the others."""
+"""``stepengine deploy takeover``: give the runs of a dead worker to the others."""
 
 from __future__ import annotations
 
@@ -48,11 +48,13 @@ def takeover(
       6    the database cannot be reached
 
     Examples:
-      stepengine takeover web-1
-      stepengine takeover --watch --grace 20
+      stepengine deploy takeover web-1
+      stepengine deploy takeover --watch --grace 20
     """
     if bool(executor) == watch:
-        msg = "whose runs? Name one EXECUTOR (`stepengine status --executors` lists them), or give --watch for all"
+        msg = (
+            "whose runs? Name one EXECUTOR (`stepengine deploy status --executors` lists them), or give --watch for all"
+        )
         raise UsageProblem(msg)
 
     if watch and (force or dry_run):

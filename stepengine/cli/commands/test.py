@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
+import typer
 
+from stepengine.cli.chaos import RUNS, ChaosOptions, run_chaos
 from stepengine.cli.commands.replay import repeat
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import agent_id_of, is_cut_off, journal_at, spread
-from stepengine.cli.options import Agent, Config, Files, Json, Options
+from stepengine.cli.options import Agent, Config, Json, Options
 from stepengine.cli.screen.render import counted, dumps, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, ReplayDivergence, StepEngineError
@@ -28,8 +31,32 @@ RECORDINGS = "recordings/**/*.jsonl"
 """Where a package has the recorded runs of its agents."""
 
 
-def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Config = None) -> Exit:
-    """
+_chaos_option = partial(typer.Option, rich_help_panel="Options of --chaos")
+
+
+def suite(
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Journals; with --chaos AGENT [PROMPT].")],
+    *,
+    agent: Agent = "",
+    as_json: Json = False,
+    config: Config = None,
+    chaos: Annotated[
+        bool, typer.Option("--chaos", help="Run AGENT in simulated worlds where models, tools and processes fail.")
+    ] = False,
+    params: Annotated[str, _chaos_option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
+    results: Annotated[
+        str,
+        _chaos_option(help="Results of tools and functions, by name: JSON, or @FILE.", metavar="JSON|@FILE"),
+    ] = "",
+    faults: Annotated[
+        str, _chaos_option(help="Only these kinds of faults, separated by commas.", metavar="KINDS")
+    ] = "",
+    runs: Annotated[int, _chaos_option("-n", "--runs", help="How many worlds.", min=1, metavar="N")] = RUNS,
+    seed: Annotated[
+        int, _chaos_option(help="Seed of the first world; the next have the next numbers.", min=0, metavar="N")
+    ] = 0,
+) -> Exit:
+    r"""
     Replay runs against the present code, as a test suite.
 
     Says which runs came out differently, and where.
@@ -38,9 +65,15 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
     network. An output or a status that is not the recorded one counts, too. A folder stands for the *.jsonl files in
     it, an SQLite file for its runs, and publisher/agent for the recorded runs that an installed package brings of that agent.
 
-    Leaves with:
-      0    all replays did what is recorded
-      1    a file could not be replayed: there is none, or it is damaged
+    With --chaos an agent runs in simulated worlds instead. No model, tool or function is called: replies are drawn, tools
+    return a text, or what --results has. Calls fail, time out, are refused or cut off, and the process dies. After each run
+    the invariants of all runs are checked: nothing happens twice, a resumed run ends the same, sums and limits hold, and the
+    handler raises no error of its own. A seed is always the same world; `simulate` of stepengine.testing is the same in a test.
+
+    Exits with:
+      0    all replays did what is recorded; every invariant held
+      1    a file could not be replayed; an invariant did not hold, which is
+           shown with the fewest faults and the line for a test
       2    an agent cannot be loaded: not found, or its file fails
       5    a replay did something else than its recording
 
@@ -51,7 +84,21 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
       stepengine test journals/
       stepengine test journals/*.jsonl --agent ./agents/mine.py
       stepengine test publisher/reviewer
+      stepengine test --chaos ./agents/mine.py "Go" -n 1000 --seed 4000
+      stepengine test --chaos ./agents/mine.py --faults crash,crash_after \
+          --results '{"count": {"lines": 3}}'
     """
+    chosen = ChaosOptions(params=params, results=results, faults=faults, runs=runs, seed=seed)
+    if chaos:
+        name, *asked = files
+        if agent or len(asked) > 1:
+            msg = "--chaos takes AGENT and PROMPT, without --agent; quote a prompt of several words"
+            raise UsageProblem(msg)
+        options = Options(agent=name, quiet=True, as_json=as_json, config=config).in_force()
+        return run_chaos(name, "".join(asked) or "go", chosen, options)
+    if chosen != ChaosOptions():
+        msg = "--params, --results, --faults, --runs and --seed are of --chaos; add --chaos"
+        raise UsageProblem(msg)
     told: list[dict[str, object]] = []
     options = Options(agent=agent, quiet=True, config=config).in_force()
     for file, own in _journals_with_options(files, options):

@@ -16,10 +16,10 @@ from stepengine.cli.trusting import refuse_inside
 from stepengine.errors import DataError, DefinitionError
 from stepengine.serving.access import SCOPES, KnownToken, Tokens
 
-__all__ = ("add", "listed", "remove")
+__all__ = ("add", "listed", "revoke")
 
 File: TypeAlias = Annotated[Path, typer.Option("--file", help="The server's file of tokens.", metavar="FILE")]
-Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="What the token is listed and removed by.")]
+Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="What the token is listed and revoked by.")]
 
 
 def add(
@@ -30,7 +30,7 @@ def add(
         str, typer.Option(help=f"What it allows, of {', '.join(SCOPES)}; several with commas.", metavar="SCOPES")
     ] = "read,run,answer",
     expires: Annotated[
-        str, typer.Option(help="How long it is good: 12h, 30d, 8w; without it, until it is removed.", metavar="AGE")
+        str, typer.Option(help="How long it is good: 12h, 30d, 8w; without it, until it is revoked.", metavar="AGE")
     ] = "",
     owner: Annotated[
         str, typer.Option(help="Whose runs these are; default: NAME. Tokens of one owner see the same.", metavar="NAME")
@@ -78,7 +78,7 @@ def listed(
     """
     List who has a token, and for what.
 
-    The tokens themselves stand nowhere: a lost one is removed, and another one made.
+    The tokens themselves stand nowhere: a lost one is revoked, and another one made.
 
     Examples:
       stepengine tokens list --file tokens.json
@@ -97,22 +97,22 @@ def listed(
     return Exit.COMPLETED
 
 
-def remove(name: Name, *, file: File) -> Exit:
+def revoke(name: Name, *, file: File) -> Exit:
     """
-    Remove a token: whoever has it is let in no more.
+    Revoke a token: its holder is refused from then on.
 
     A server that runs refuses it from its next request on; what it is sending already goes on until it ends.
 
     Examples:
-      stepengine tokens remove ci --file tokens.json
+      stepengine tokens revoke ci --file tokens.json
     """
-    refuse_inside("stepengine tokens remove")
+    refuse_inside("stepengine tokens revoke")
     try:
         was_there = _there(file).remove(name)
     except (DefinitionError, DataError) as error:
         return complain(error.message)
     if was_there:
-        return complain(f"removed {name}", Exit.COMPLETED)
+        return complain(f"revoked {name}", Exit.COMPLETED)
     return complain(f"there is no token {name!r} in {str(file)!r}; `stepengine tokens list` shows those that are there")
 
 
@@ -135,14 +135,14 @@ def _until(expires: str) -> datetime | None:
 
 
 def _in_words(name: str, until: datetime | None) -> str:
-    return f"the token {name} is good until {f'{until:%Y-%m-%d %H:%M} UTC' if until else 'it is removed'}"
+    return f"the token {name} is good until {f'{until:%Y-%m-%d %H:%M} UTC' if until else 'it is revoked'}"
 
 
 def _line(one: KnownToken) -> str:
     owner = "" if one.owner == one.name else f", of {one.owner}"
     now = datetime.now(UTC)
     ended = one.expires is not None and one.expires <= now
-    until = f"{'expired' if ended else 'until'} {one.expires:%Y-%m-%d %H:%M} UTC" if one.expires else "until removed"
+    until = f"{'expired' if ended else 'until'} {one.expires:%Y-%m-%d %H:%M} UTC" if one.expires else "until revoked"
     return f"{one.name}{owner}: {', '.join(s for s in SCOPES if s in one.scopes)}; {until}"
 
 

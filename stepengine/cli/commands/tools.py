@@ -1,4 +1,4 @@
-"""``stepengine tools``: the bundled tools, and what each takes and gives."""
+"""``stepengine agents tools``: the bundled tools, and what each takes and gives."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def tools(
     of yours has those that it lists and its engine was given; `stepengine run` gives them as its options allow it.
 
     Examples:
-      stepengine tools
-      stepengine tools read_files code_search
-      stepengine tools read_files --json
+      stepengine agents tools
+      stepengine agents tools read_files code_search
+      stepengine agents tools read_files --json
     """
     from stepengine.tools.reference import told
 
     known = {one.name: one for one in told()}
     for name in names or ():
         if name not in known:
-            hint = did_you_mean(name.replace("-", "_"), known, otherwise="; `stepengine tools` lists them")
+            hint = did_you_mean(name.replace("-", "_"), known, otherwise="; `stepengine agents tools` lists them")
             msg = f"there is no bundled tool {name!r}{hint}"
             raise UsageProblem(msg)
     chosen = [known[name] for name in names] if names else list(known.values())

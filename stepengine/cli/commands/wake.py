@@ -74,7 +74,7 @@ def wake(
     Go on with runs that sleep, when their time has come.
 
     A run that waits for a time, a message or a child in the background is suspended, and takes nothing of the machine. This
-    resumes what is due: its time is over, or what it waits for was sent to it (`stepengine post`). A run that waits for a
+    resumes what is due: its time is over, or what it waits for was sent to it (`stepengine send`). A run that waits for a
     person only is left alone until it was answered. In a PLACE the schedules of the agents are started, too.
 
     Without --watch once, for all that is due now: for cron and timers. Any number may work on one place; a run that

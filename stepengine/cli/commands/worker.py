@@ -1,4 +1,4 @@
-"""``stepengine worker``: a process that runs durable runs until it is told to stop."""
+"""``stepengine deploy worker``: a process that runs durable runs until it is told to stop."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def worker(
     as rate_limits, too; what is given here takes their place.
 
     SIGTERM and Ctrl-C stop it: no new run is taken, effects under way get --drain seconds, and what waits is resumed
-    by the next worker under the same --executor, or by `stepengine takeover`. Needs the extra `durable`;
-    `stepengine doctor` tells how it is added.
+    by the next worker under the same --executor, or by `stepengine deploy takeover`. Needs the extra `durable`;
+    `stepengine config doctor` tells how it is added.
 
     Leaves with:
       0    it was told to stop
@@ -105,8 +105,8 @@ def worker(
       6    the database cannot be reached
 
     Examples:
-      stepengine worker agents/ --embedded-db ./.db
-      stepengine worker my_agents.py --db @/run/secrets/db --executor web-1
+      stepengine deploy worker agents/ --embedded-db ./.db
+      stepengine deploy worker my_agents.py --db @/run/secrets/db --executor web-1
     """
     offered = offered_by(module)
     if embedded_db is not None and db:

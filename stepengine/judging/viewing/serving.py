@@ -33,9 +33,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-NO_LOCALS = (
-    "Source lines and variables are not shown while a run is followed; `stepengine view` without --serve has them."
-)
+NO_LOCALS = "Source lines and variables are not shown while a run is followed; `stepengine show --html` without --serve has them."
 
 
 @frozen

@@ -1,5 +1,5 @@
 """
-`stepengine view` as it is typed, and the server that follows a run under way.
+`stepengine show --html` as it is typed, and the server that follows a run under way.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed(*words: str) -> Result:
-    return CliRunner().invoke(app, ["view", *words])
+    return CliRunner().invoke(app, ["show", "--html", *words])
 
 
 @pytest.mark.spec("judging:JG11", "judging:JG41", "judging:JG12")
@@ -85,6 +85,19 @@ def test_a_page_is_written_beside_the_journal_and_never_over_another(recorded: P
     page = opened((recorded / "run.html").read_text())
     assert ["adder.py"] == [source["name"] for source in page["sources"]]
     assert "stepengine fork run.jsonl" == page["run"]["fork"]
+
+
+@pytest.mark.spec("judging:JG40")
+def test_options_of_a_page_and_of_the_terminal_do_not_mix(recorded: Path) -> None:
+    show = [
+        CliRunner().invoke(app, ["show", "run.jsonl", *words]) for words in (["run.jsonl"], ["--open"], ["--serve"])
+    ]
+    page = [typed("run.jsonl", *words) for words in (["--json"], ["--step", "1"], ["--left-out"])]
+
+    assert [2] * 6 == [each.exit_code for each in [*show, *page]]
+    assert all("add --html" in each.stderr for each in show)
+    assert all("leave out --step, --left-out and --json" in each.stderr for each in page)
+    assert not (recorded / "run.html").exists()
 
 
 @pytest.mark.spec("judging:JG41")
@@ -177,7 +190,7 @@ def test_of_a_damaged_journal_force_shows_the_records_before_the_damage_and_says
     page = opened((recorded / "run.html").read_text())
     (damage, *_) = [each["text"] for each in page["missing"] if each.get("banner")]
     assert f"record {number + 1} (byte" in damage
-    assert "stepengine repair" in damage
+    assert "stepengine journal repair" in damage
     assert [True, False] == ["reply" in row for row in page["steps"] if row["kind"] == "model"]
 
 
@@ -372,7 +385,7 @@ def test_damage_that_comes_while_a_run_is_followed_is_told_and_a_port_in_use_lea
 @pytest.mark.spec("judging:JG50")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_ctrl_c_ends_the_server_well(number: int, code: int, recorded: Path) -> None:
-    command = [sys.executable, "-m", "stepengine.cli", "view", "run.jsonl", "--serve"]
+    command = [sys.executable, "-m", "stepengine.cli", "show", "run.jsonl", "--html", "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()

@@ -1,17 +1,14 @@
-"""``stepengine schedules``: when agents are started by themselves, and how that went."""
+"""``stepengine runs --schedules``: when agents start by themselves, and how their last runs ended."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from stepengine.cli.deployment import App, operate
+from stepengine.cli.deployment import operate
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.options import Config
 from stepengine.cli.screen.render import dumps, message_of, say, visible
 from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.errors import DefinitionError, JournalError
@@ -21,46 +18,12 @@ if TYPE_CHECKING:
     from stepengine.engine.scheduler import Standing
     from stepengine.engine.schedules import Schedule
 
-__all__ = ("schedules",)
+__all__ = ("list_schedules",)
 
 
-def schedules(
-    files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE|FOLDER]...", help="Agent files, or folders of them.")
-    ] = None,
-    *,
-    runs: Annotated[
-        str,
-        typer.Option(
-            help="Where their runs are recorded: a folder, or RUNS.db; without it only what comes is known.",
-            metavar="PLACE",
-        ),
-    ] = "",
-    db: Annotated[
-        str,
-        typer.Option(help="Or a database of durable runs whose workers start them.", metavar="URL|@FILE"),
-    ] = "",
-    app: App = "stepengine",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
-    config: Config = None,
-) -> Exit:
-    """
-    List when agents are started by themselves: next and last.
-
-    Those of ./agents, and of the folders that the setting `agents` names, unless files are given. An agent file says when:
-
-      schedule = Schedule(agent, cron="0 7 * * 1-5",
-                          timezone="Europe/Berlin", prompt="Go")
-
-    With --runs, or --db, also the last time, how its run ended, and how many times nobody was there.
-
-    Examples:
-      stepengine schedules
-      stepengine schedules ./agents/triage.py --runs ./runs
-      stepengine schedules --runs RUNS.db --json
-      stepengine schedules --db @/run/secrets/db --app shop
-    """
-    found, problems = _find_schedules(files or [], in_force(config).agent_folders)
+def list_schedules(files: Iterable[str], *, runs: str, db: str, app: str, as_json: bool, config: Path | None) -> Exit:
+    """Print the schedules of agent files, each with its next and last time. Return the exit code."""
+    found, problems = _find_schedules(files, in_force(config).agent_folders)
     for problem in problems:
         complain(problem)
     if db:

@@ -1,4 +1,4 @@
-"""``stepengine view``: a recorded run as one page for a browser."""
+"""The page of a recorded run: ``stepengine show --html`` writes it to a file, or serves it while the run is under way."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import attrs
-import typer
 from attrs import frozen
 
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import agent_id_of, find_journal, name_of, readable_journal, recorded_agent
-from stepengine.cli.options import Agent, Last, Options, Recorded
+from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
 
@@ -27,78 +26,36 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.judging.viewing.rendering import PageSource
 
-__all__ = ("view",)
+__all__ = ("MAX_MB", "PageOptions", "make_page")
 
 MEGABYTE = 1_000_000
+MAX_MB = 20
+"""The largest page, in megabytes; the default of ``--max-mb``."""
 
 
 @frozen(kw_only=True)
-class _ViewOptions:
-    """What was typed beside the runs."""
+class PageOptions:
+    """The options of `stepengine show --html`, with their defaults."""
 
+    other: str = ""
     output: str = ""
     force: bool = False
     opens: bool = False
     agent: str = ""
     code: bool = True
     locals: bool = True
-    most: float = 20
+    max_mb: float = MAX_MB
+    serve: bool = False
+    port: int = 0
     title: str = ""
     strict: bool = False
 
 
-def view(
-    file: Recorded = "",
-    other: Annotated[str, typer.Argument(metavar="FILE2", help="Another run, to show both side by side.")] = "",
-    *,
-    last: Last = False,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="The page; default: beside FILE, ending in .html.", metavar="PATH")
-    ] = "",
-    force: Annotated[
-        bool, typer.Option("--force", help="Write over a page that is there; show what is whole of a damaged FILE.")
-    ] = False,
-    opens: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    agent: Agent = "",
-    no_code: Annotated[
-        bool, typer.Option("--no-code", help="Run nothing of the agent's: no lines, no variables.")
-    ] = False,
-    no_locals: Annotated[bool, typer.Option("--no-locals", help="Show lines without the handler's variables.")] = False,
-    max_mb: Annotated[
-        float, typer.Option(help="Cut long texts where the page would be larger.", metavar="N", min=0.1)
-    ] = 20,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Follow a run under way, at an address of this machine.")
-    ] = False,
-    port: Annotated[int, typer.Option(help="Port of --serve; 0 for any.", min=0, max=65_535)] = 0,
-    title: Annotated[str, typer.Option(help="Title of the page.", metavar="TEXT")] = "",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Leave with 5 when lines and variables are missing.")
-    ] = False,
-) -> Exit:
-    """
-    Write a run as one page for a browser.
-
-    The page needs nothing else and loads nothing: agents, time line, every step with request, reply, calls and results,
-    usage, cost and context over time, search. With FILE2 it shows two runs side by side.
-
-    Source lines and variables of the handler come from repeating the run with the agent's code, which performs nothing:
-    that of --agent, else the one that the run was recorded with. What the page shows has no secrets that look like some.
-
-    Examples:
-      stepengine view --last --open
-      stepengine view run.jsonl --agent ./agents/mine.py
-      stepengine view run.jsonl -o run.html --no-code
-      stepengine view before.jsonl after.jsonl
-      stepengine view --last --serve
-    """
-    wanted = _ViewOptions(
-        output=output, force=force, opens=opens, agent=agent, code=not no_code, locals=not no_locals, most=max_mb,
-        title=title, strict=strict,
-    )  # fmt: skip
-    options = find_journal(Options(journal=file, last=last, agent=agent, quiet=True))
+def make_page(options: Options, wanted: PageOptions) -> Exit:
+    """Write the page of the run that *options* name, or serve it. Return the exit code."""
+    options = find_journal(options)
     try:
-        return _serve_page(options, wanted, port) if serve else _write_page(options, other, wanted)
+        return _serve_page(options, wanted) if wanted.serve else _write_page(options, wanted)
     except JournalError as error:
         return complain(error.message)
 
@@ -106,11 +63,11 @@ def view(
 # --- one page ---------------------------------------------------------------------------------------------------------
 
 
-def _write_page(options: Options, other: str, wanted: _ViewOptions) -> Exit:
+def _write_page(options: Options, wanted: PageOptions) -> Exit:
     from stepengine.judging.viewing.rendering import rendered
     from stepengine.system.calls import OWNER_FILE_MODE
 
-    journals = [readable_journal(name) for name in (options.journal, other) if name]
+    journals = [readable_journal(name) for name in (options.journal, wanted.other) if name]
     target = Path(wanted.output) if wanted.output else _beside(journals[0])
     if target.exists() and any(target.samefile(_file_of(journal)) for journal in journals):
         msg = f"{str(target)!r} is the journal itself; -o PATH names another page"
@@ -119,8 +76,8 @@ def _write_page(options: Options, other: str, wanted: _ViewOptions) -> Exit:
         msg = f"{str(target)!r} exists already; --force writes over it, -o PATH names another page"
         raise UsageProblem(msg)
     source = _source(options, wanted)
-    second = _source(attrs.evolve(options, journal=other, last=False), wanted) if other else None
-    most = int(wanted.most * MEGABYTE)
+    second = _source(attrs.evolve(options, journal=wanted.other, last=False), wanted) if wanted.other else None
+    most = int(wanted.max_mb * MEGABYTE)
     made = rendered(source, second, locals=wanted.locals, title=wanted.title, most=most)
     size = len(made.html) / MEGABYTE
     if len(made.html) > most:
@@ -134,7 +91,7 @@ def _write_page(options: Options, other: str, wanted: _ViewOptions) -> Exit:
         msg = f"the page cannot be written to {str(target)!r}: {error.strerror}"
         raise UsageProblem(msg) from error
     if made.is_cut:
-        complain(f"long texts are cut, else the page would be larger than {wanted.most:g} MB (--max-mb)")
+        complain(f"long texts are cut, else the page would be larger than {wanted.max_mb:g} MB (--max-mb)")
     for reason in made.missing:
         complain(reason)
     print(target)
@@ -157,7 +114,7 @@ def _beside(journal: Journal) -> Path:
     return path.with_name(f"{journal.run}.html") if isinstance(journal, SqliteJournal) else path.with_suffix(".html")
 
 
-def _source(options: Options, wanted: _ViewOptions) -> PageSource:
+def _source(options: Options, wanted: PageOptions) -> PageSource:
     """Return a run, with what goes through it where there is an agent; of a damaged journal with --force what is whole."""
     from stepengine.judging.viewing.rendering import PageSource, stored, whole_part
     from stepengine.testing.cassette_runs import CassetteJournal
@@ -191,7 +148,7 @@ def _source(options: Options, wanted: _ViewOptions) -> PageSource:
 
 
 def _steppers(
-    journal: Journal, history: History, options: Options, wanted: _ViewOptions
+    journal: Journal, history: History, options: Options, wanted: PageOptions
 ) -> list[Callable[[], Stepper]] | str:
     """
     Return what makes steppers, or why there are none; an agent that was asked for must be there.
@@ -223,15 +180,15 @@ def _steppers(
 # --- a run under way --------------------------------------------------------------------------------------------------
 
 
-def _serve_page(options: Options, wanted: _ViewOptions, port: int) -> Exit:
+def _serve_page(options: Options, wanted: PageOptions) -> Exit:
     from stepengine.judging.viewing.serving import FollowedJournal, server_of
 
     journal = readable_journal(options.journal)
     following = FollowedJournal(journal, name_of(journal), wanted.title)
     try:
-        server, address = server_of(following, port)
+        server, address = server_of(following, wanted.port)
     except OSError as error:
-        msg = f"--port {port} cannot be used: {error.strerror}; 0 takes any that is free"
+        msg = f"--port {wanted.port} cannot be used: {error.strerror}; 0 takes any that is free"
         raise UsageProblem(msg) from error
     print(address, flush=True)
     complain("the page follows the run until Ctrl-C")

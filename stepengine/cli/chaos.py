@@ -1,0 +1,79 @@
+"""``stepengine test --chaos``: an agent in simulated worlds with faults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+from attrs import frozen
+
+from stepengine.cli.bench import family
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.options import Options, read_params
+from stepengine.cli.screen.render import dumps, say
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.alike import list_names
+
+__all__ = ("RUNS", "ChaosOptions", "run_chaos")
+
+RUNS = 100
+
+
+@frozen(kw_only=True)
+class ChaosOptions:
+    """The options of ``test --chaos``, with their defaults."""
+
+    params: str = ""
+    results: str = ""
+    faults: str = ""
+    runs: int = RUNS
+    seed: int = 0
+
+
+def run_chaos(agent: str, prompt: str, chosen: ChaosOptions, options: Options) -> Exit:
+    """Run an agent in simulated worlds with faults, and print what did not hold. Return the exit code."""
+    from stepengine.engine import load_agent
+    from stepengine.testing import SimulationFailed, simulate
+    from stepengine.testing.faults import FAULTS
+    from stepengine.tools.bundled import uncalled_tools
+
+    kinds = [kind.strip() for kind in chosen.faults.split(",") if kind.strip()]
+    unknown = [kind for kind in kinds if kind not in FAULTS]
+    if unknown:
+        msg = f"--faults has {unknown[0]!r}, which is not a kind of fault; there are {list_names(FAULTS, unknown[0])}"
+        raise UsageProblem(msg)
+    loaded = load_agent(agent, folders=options.settings.agent_folders)
+    known = family(loaded, agent, options.settings.agent_folders)
+    named = {tool for one in known for tool in one.tools if isinstance(tool, str)}
+    try:
+        seen = simulate(
+            loaded,
+            range(chosen.seed, chosen.seed + chosen.runs),
+            prompt=prompt,
+            params=read_params(chosen.params),
+            tools=[tool for tool in uncalled_tools(options.cwd.resolve()) if tool.spec.name in named],
+            results=read_params(chosen.results, "--results"),
+            faults=kinds or None,
+            agents=[one for one in known if one is not loaded],
+        )
+    except SimulationFailed as failed:
+        if options.as_json:
+            found = [attrs.asdict(fault) for fault in failed.faults]
+            print(dumps({"seed": failed.seed, "row": failed.row, "faults": found, "message": str(failed)}))
+        else:
+            say(str(failed))
+        return complain(f"something that must hold did not, with the seed {failed.seed}", Exit.FAILED)
+    ended = {status.value: count for status, count in seen.statuses.items()}
+    if options.as_json:
+        print(dumps({"runs": seen.runs, "effects": seen.effects, "statuses": ended, "faults": seen.faults}))
+    else:
+        print(f"{seen.runs} runs with {seen.effects} effects, from seed {chosen.seed} on: everything held")
+        print(
+            f"they ended as: {_format_counts(ended)}\nwhat went wrong in them: {_format_counts(seen.faults) or 'nothing'}"
+        )
+    return Exit.COMPLETED
+
+
+def _format_counts(counts: Mapping[str, int]) -> str:
+    most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    return ", ".join([f"{name} {count}" for name, count in most])

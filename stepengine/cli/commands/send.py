@@ -1,0 +1,193 @@
+"""``stepengine send``: a message to a run, or answers to its questions, whichever process has it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from attrs import frozen
+
+from stepengine.cli.deployment import App, Db, find_journal, operate, post_to_journal
+from stepengine.cli.exits import Exit
+from stepengine.cli.journals import answers_of
+from stepengine.cli.options import Answers
+from stepengine.cli.screen.render import dumps
+from stepengine.cli.settings import UsageProblem
+from stepengine.cli.trusting import refuse_inside
+from stepengine.data.questions import Answer, AnswerLike
+from stepengine.data.yields import a_topic
+
+if TYPE_CHECKING:
+    from stepengine.durable import Operator
+    from stepengine.journal import Journal
+
+__all__ = ("MAX_CHARS", "parse_message", "send")
+
+MAX_CHARS = 2 * 1024 * 1024
+
+
+def send(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A journal, the beginning of a recorded run's name, or the id of a durable run."
+        ),
+    ],
+    message: Annotated[
+        str, typer.Argument(metavar="TEXT|JSON", help="Text, or JSON with --topic; - reads it from stdin.")
+    ] = "",
+    *,
+    topic: Annotated[str, typer.Option(help="Send JSON to the agent's Receive(TOPIC).", metavar="TOPIC")] = "",
+    answer: Answers = None,
+    always: Annotated[
+        list[str] | None,
+        typer.Option(help="Answer yes, and allow such calls for the rest of the session.", metavar="ID"),
+    ] = None,
+    id: Annotated[
+        str,
+        typer.Option(help="The message's id: a second message with this id is ignored.", show_default="a new one"),
+    ] = "",
+    path: Annotated[
+        str, typer.Option(help="With --topic: the child that gets it, such as 3.2; default: the run itself.")
+    ] = "",
+    db: Db = "",
+    app: App = "stepengine",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> Exit:
+    r"""
+    Send a message or an answer to a run, in any process.
+
+    Three things can be sent:
+      TEXT                  a user message before the run's next model call
+      --answer ID=TEXT      the answer to a question that is open
+      --topic TOPIC JSON    the value of the agent's Receive(TOPIC)
+
+    It is on the disk when the command returns, in the mailbox next to the journal or in the database. A running run gets it
+    within moments. A run that waits for it is due at once for `stepengine wake`. No worker has to be alive. A run that has
+    ended takes nothing.
+
+    `stepengine runs` and `stepengine deploy status RUN` list the open questions. Questions that were asked together are answered
+    in one command. If you are not sure that a message was sent, send it again with the same --id.
+
+    Examples:
+      stepengine send run.jsonl "Leave the tests out."
+      stepengine send run.jsonl --answer q1=Friday --answer q2=yes
+      stepengine send review-17 --always q4 --db @/run/secrets/db
+      stepengine send 20260301T080000Z-1a2b3c --topic deployed '{"version": 3}'
+      stepengine send RUNS.db#nightly --topic approved true --id ticket-17
+      curl -s https://example.com/build.json | \
+          stepengine send run.jsonl --topic built -
+    """
+    answers = _answers(answer or (), always or ())
+    if answers and (message or topic or id or path):
+        msg = "an answer goes without a message and its options; send the message with a command of its own"
+        raise UsageProblem(msg)
+    if not (answers or message or topic):
+        msg = "there is nothing to send; give TEXT, --answer ID=TEXT, or --topic TOPIC with JSON"
+        raise UsageProblem(msg)
+    if path and not topic:
+        msg = "--path names the child that receives on a topic; give --topic, too"
+        raise UsageProblem(msg)
+    if not topic:
+        refuse_inside("stepengine send --answer" if answers else "stepengine send TEXT")
+    content = parse_message(message or "null") if topic else read_message(message)
+    sent = _Sent(id or secrets.token_hex(16), a_topic(topic) if topic else "", path, content, answers)
+    if (journal := find_journal(run, db)) is not None:
+        return post_to_journal(lambda posting: sent.report(sent.to_journal(posting, journal), as_json=as_json))
+
+    async def delivered(operator: Operator) -> Exit:
+        sent.report(await sent.to_database(operator, run), as_json=as_json)
+        return Exit.COMPLETED
+
+    return operate(db, delivered, app=app)
+
+
+@frozen
+class _Sent:
+    """What is sent: answers, or a message with its id; ``""`` is the topic of a user message."""
+
+    id: str
+    topic: str
+    path: str
+    content: Any
+    answers: Mapping[str, AnswerLike]
+
+    def to_journal(self, posting: Any, journal: Journal) -> bool | None:
+        """Put it into the mailbox of a journal; return whether a message is new."""
+        from stepengine.runtime.mail import Message
+
+        is_new: bool | None
+        if self.answers:
+            is_new = posting.answer_journal(journal, self.answers)
+        elif self.topic:
+            is_new = posting.post_to_journal(journal, Message(self.id, self.path, self.topic, self.content))
+        else:
+            is_new = posting.tell_journal(journal, self.content, id=self.id)
+        return is_new
+
+    async def to_database(self, operator: Operator, run: str) -> bool | None:
+        """Send it to a durable run; return whether a message is new, ``None`` where that is not known."""
+        if self.topic:
+            return await operator.post(run, self.topic, self.content, id=self.id, path=self.path)
+        if self.answers:
+            await operator.answer(run, self.answers)
+        else:
+            await operator.say(run, self.content, id=self.id)
+        return None
+
+    def report(self, is_new: bool | None, *, as_json: bool) -> None:
+        """Print the id of a message; as JSON also what was answered."""
+        if as_json and self.answers:
+            print(dumps({"answered": [*self.answers]}))
+        elif as_json:
+            print(dumps({"id": self.id, "topic": self.topic, "path": self.path, "new": is_new}))
+        elif not self.answers:
+            print(f"{self.id} (it was there already)" if is_new is False else self.id)
+
+
+def _answers(answers: Iterable[str], always: Iterable[str]) -> dict[str, AnswerLike]:
+    """
+    Return the answers by the ids of their questions.
+
+    Raises:
+        UsageProblem: for what is no ``ID=TEXT``, and for a question with two answers.
+    """
+    given, allowed = answers_of(answers), dict.fromkeys(always, Answer(text="yes", remember="session"))
+    if twice := sorted(given.keys() & allowed):
+        msg = f"--answer and --always both answer {twice[0]!r}; give one of them"
+        raise UsageProblem(msg)
+    return {**given, **allowed}
+
+
+def read_message(text: str) -> str:
+    """
+    Return a message as it is typed, that of stdin for ``-``.
+
+    Raises:
+        UsageProblem: when it is too large.
+    """
+    if text == "-":
+        text = sys.stdin.read(MAX_CHARS + 1)
+    if len(text) > MAX_CHARS:
+        msg = f"a message has at most 1 MiB, and this has {len(text):,} characters or more"
+        raise UsageProblem(msg)
+    return text
+
+
+def parse_message(text: str) -> object:
+    """
+    Return the value of a message that is JSON.
+
+    Raises:
+        UsageProblem: for anything else.
+    """
+    try:
+        value: object = json.loads(read_message(text))
+    except (ValueError, RecursionError) as error:
+        msg = f"the message is not JSON: {error}; a text stands in quotes, such as '\"done\"'"
+        raise UsageProblem(msg) from None
+    return value
