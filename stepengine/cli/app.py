@@ -31,7 +31,7 @@ Parsed: TypeAlias = Any
 
 
 AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-RUNNING = ("run", "chat", "ask", "resume", "replay", "fork", "extend")
+RUNNING = ("run", "chat", "ask", "resume", "replay", "fork")
 """Those that leave with any of the exit codes."""
 LOCAL = (
     *RUNNING, "agents", "doctor", "view", "debug", "undo", "test", "ready", "impact", "blame", "pin", "eval", "improve", "acp", "mcp serve",

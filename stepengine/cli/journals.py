@@ -75,7 +75,7 @@ __all__ = (
 RESULT = "result:"
 """What an answer starts with that says what came of an effect in doubt."""
 BY = "command line"
-ADVISED = re.compile(r"stepengine (?:extend|fork|resume) \S+(?: --at '[^']*'| --on-divergence keep)?")
+ADVISED = re.compile(r"stepengine (?:fork|resume) \S+(?: --at '[^']*'| --on-divergence (?:keep|extend))?")
 PLAIN_ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+")
 
 
@@ -94,21 +94,21 @@ class GoingOn:
     in_doubt: str = "fail"
     on_divergence: str = "raise"
 
-    def checked(self) -> Self:
+    def checked(self, *also: str) -> Self:
         """
-        Return this.
+        Return this; *also* are further values of ``--on-divergence``.
 
         Raises:
             UsageProblem: for an unknown word.
         """
         from stepengine.journal import InDoubt, OnDivergence
 
-        for name, value, kind in (
-            ("--in-doubt", self.in_doubt, InDoubt),
-            ("--on-divergence", self.on_divergence, OnDivergence),
+        for name, value, known in (
+            ("--in-doubt", self.in_doubt, get_args(InDoubt)),
+            ("--on-divergence", self.on_divergence, (*get_args(OnDivergence), *also)),
         ):
-            if value not in get_args(kind):
-                msg = f"{name} is {value!r}; it is one of {', '.join(get_args(kind))}"
+            if value not in known:
+                msg = f"{name} is {value!r}; it is one of {', '.join(known)}"
                 raise UsageProblem(msg)
         return self
 

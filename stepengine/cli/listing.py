@@ -102,7 +102,6 @@ GROUPS = {
         "test": ListedCommand("commands.test:suite", "Replay runs against the present code, as a test suite."),
         "ready": ListedCommand("commands.ready:ready", "Say which waiting runs go on with the present code."),
         "diff": ListedCommand("commands.diff:diff", "Show what two runs did differently."),
-        "extend": ListedCommand("commands.extend:extend", "Record a run again where its agent was changed."),
         "fork": ListedCommand("commands.fork:fork", "Go on from the middle of a run, in a new journal."),
         "eval": ListedCommand(
             "commands.evaluate:evaluate", "Say how good agents are at a set of tasks, with intervals."

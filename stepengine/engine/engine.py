@@ -17,7 +17,6 @@ from stepengine.data.questions import checked_interactor
 from stepengine.engine.event_loops import need_loop, refuse_trio
 from stepengine.engine.options import (
     AgentLike,
-    ExtendOptions,
     ForkOptions,
     ModelsLike,
     Overrides,
@@ -388,6 +387,10 @@ class Engine:
 
         What is recorded is not done again. A run that has ended gives its result again, and nothing is performed.
 
+        With ``on_divergence="extend"`` a run whose agent was edited is recorded anew from the first difference on, also one that
+        has ended. The journal is replaced when the run has ended or waits for an answer, and stays as it is when the run
+        fails. The old one is kept as ``run.before-1.jsonl``, or in an SQLite file as the run ``RUN-before-1``.
+
         Args:
             journal: The journal, or the path of its file.
             options: See ``ResumeOptions``.
@@ -395,7 +398,8 @@ class Engine:
         Raises:
             AgentError: when the engine has no agent of the recorded id.
             AnswerRejected: when an answer fits no open question, or was given before; nothing is changed.
-            JournalError: when the journal is locked, damaged, of a newer version, holds no run, or cannot be written.
+            JournalError: when the journal is locked, damaged, of a newer version, holds no run, or cannot be written; when
+                something that changed the world would be repeated.
             MissingKey: when the run goes on and there is no key for its model.
             ReplayDivergence: when the handler does something else than is recorded.
         """
@@ -428,34 +432,6 @@ class Engine:
 
         asked = read_options("replay", ReplayOptions, options)
         return await runs.replay(journal, partial(self._launch, **_of_launch(asked)), **asked)
-
-    async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult:
-        """
-        Record a run again after its agent was changed: what is recorded and still equal is kept, the rest goes live.
-
-        The journal is replaced when the run has ended or waits for an answer; it stays as it is when the run fails. What was
-        recorded before stays beside it: ``run.before-1.jsonl``, or in an SQLite file the run ``RUN-before-1``.
-
-        Args:
-            journal: The journal, or the path of its file.
-            options: See ``ExtendOptions``.
-
-        Raises:
-            AgentError: when the engine has no agent of the recorded id.
-            JournalError: when the journal is damaged, of a newer version, holds no run, or cannot be written; when something
-                that changed the world would be repeated.
-            MissingKey: when there is no key for the model.
-        """
-        need_loop("extend()", "extend_sync()")
-        from stepengine.journal import runs
-
-        asked = read_options("extend", ExtendOptions, options)
-        launch = partial(self._launch, **_of_launch(asked))
-        return await runs.extend(journal, launch, **asked)
-
-    def extend_sync(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult:
-        """Do what ``extend`` does for synchronous code."""
-        return self._loop_thread.run(lambda: self.extend(journal, **options))
 
     async def fork(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult:
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from stepengine.data.alike import list_names
 from stepengine.data.checks import FLAG, NUMBER, TEXT, Fine, an_instance, or_none
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = (
     "LIMITS",
     "AgentLike",
-    "ExtendOptions",
     "ForkOptions",
     "ModelsLike",
     "Overrides",
@@ -138,7 +137,8 @@ class ResumeOptions(TypedDict, total=False):
     What ``resume`` takes beside a journal.
 
     Attributes:
-        answers: Answers to the open questions, by question id or text.
+        answers: Answers to the open questions, by question id or text; with ``on_divergence="extend"`` also to those that
+            the run will ask.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         limits: Other limits than the recorded ones, such as more steps.
         agent_models: Other models than the recorded ones, as for ``run``, for what is not recorded yet. A step that is
@@ -151,7 +151,10 @@ class ResumeOptions(TypedDict, total=False):
             error, ``"keep"`` uses the recorded outcome where an effect of the same kind (a model call, a tool call, ...) is
             recorded there, with another prompt, model, tool description or input. What was accepted is written down, so
             that later replays accept exactly that. Where the kinds differ, or effects were added or removed, it raises.
-            After the last record the code runs as it is now.
+            After the last record the code runs as it is now. ``"extend"`` keeps what is still equal, records anew from the
+            first difference on, and replaces the journal at the end unless the run failed.
+        allow_repeat: With ``on_divergence="extend"``: continue although effects that are cut off changed the world and may
+            happen again.
         ask_again: Whether permissions are asked for again that are recorded for calls which have not begun, or for good:
             for a journal that comes from somebody else, who could have written any yes into it. False by default: a
             program knows its journals, wherever they were moved. What stood there is kept beside the journal. Permissions
@@ -165,7 +168,8 @@ class ResumeOptions(TypedDict, total=False):
     limits: Limits | None
     agent_models: Mapping[str, str] | None
     in_doubt: InDoubt
-    on_divergence: OnDivergence
+    on_divergence: OnDivergence | Literal["extend"]
+    allow_repeat: bool
     ask_again: bool
     now: bool
 
@@ -180,28 +184,6 @@ class StartResumeOptions(ResumeOptions, total=False):
     """
 
     wait_for_answers: float | None
-
-
-class ExtendOptions(TypedDict, total=False):
-    """
-    What ``extend`` takes beside a journal.
-
-    Attributes:
-        answers: Answers to questions that the run will ask, by question id or text.
-        agent: Id or definition of the agent; by default the engine's agent that the journal names.
-        limits: Other limits than the recorded ones.
-        agent_models: Other models than the recorded ones, as for ``resume``.
-        allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
-        ask_again: Whether permissions are asked for again, but for calls whose results are recorded with them: for a journal
-            that comes from somebody else, as with ``resume``.
-    """
-
-    answers: Mapping[str, AnswerLike] | None
-    agent: AgentLike | None
-    limits: Limits | None
-    agent_models: Mapping[str, str] | None
-    allow_repeat: bool
-    ask_again: bool
 
 
 class RerunOptions(TypedDict, total=False):

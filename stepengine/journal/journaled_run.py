@@ -74,7 +74,7 @@ Around: TypeAlias = "Callable[[Performer, Callable[[str, Usage], Decimal | None]
 
 class JournaledRun:
     """
-    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``extend``, ``new`` and ``rerun``.
+    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``rerecord``, ``new`` and ``rerun``.
 
     Attributes:
         mode: What is done with the journal.
@@ -230,7 +230,7 @@ class JournaledRun:
         return run
 
     @classmethod
-    def extend(
+    def rerecord(
         cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, leeway: Leeway | None = None
     ) -> JournaledRun:
         """

@@ -46,7 +46,8 @@ def handle_steps(ctx):
 agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_steps=handle_steps)
 """
 REAL_MODELS = bench.models_of
-COMMANDS = ("resume", "replay", "show", "fork", "extend", "diff", "check", "test", "ready", "seal", "repair", "undo")
+EXTEND = ("resume", "--on-divergence", "extend")
+COMMANDS = ("resume", "replay", "show", "fork", "diff", "check", "test", "ready", "seal", "repair", "undo")
 
 
 @pytest.fixture(autouse=True)
@@ -422,7 +423,9 @@ def test_a_model_that_was_given_once_is_in_the_journal_also_before_its_first_cal
 def test_a_divergence_shows_the_commands_that_help_and_each_works_as_it_stands(ended: str, scripted: Any) -> None:
     agent = edited("Ship it?", "Sink it?")
     message = command("replay", ended, "--agent", agent, "-q", code=5).stderr
-    extend, fork = re.findall(r"or  (stepengine (?:extend|fork) [^ ]+(?: --at '[^']+')? --agent edited.py)", message)
+    extend, fork = re.findall(
+        r"or  (stepengine (?:resume|fork) [^ ]+ (?:--at '[^']+'|--on-divergence extend) --agent edited.py)", message
+    )
     scripted()
     forked = command(*shlex.split(fork)[1:], "--answer", "Sink it?=yes", "-q", "--into", "fork.jsonl")
     assert forked.stdout == "ONE yes\n"
@@ -458,9 +461,9 @@ def test_a_run_of_a_program_is_gone_on_with_and_repeated_without_the_hooks_of_th
     said = command("resume", programs, "--answer", "q4=yes", "-q")
     assert ("ONE yes\n", "") == (said.stdout, said.stderr)
 
-    for name in ("replay", "extend"):
-        said = command(name, programs, "-q")
-        assert ("ONE yes\n", "") == (said.stdout, said.stderr), name
+    for words in (["replay"], ["resume", "--on-divergence", "extend"]):
+        said = command(*words, programs, "-q")
+        assert ("ONE yes\n", "") == (said.stdout, said.stderr), words
     command("test", programs)
     command("impact", programs, "--yes")
 
@@ -481,13 +484,14 @@ def test_a_hook_of_the_agent_is_not_taken_for_the_one_of_the_command_line(script
 def test_extending_asks_before_tools_run_again_and_keeps_the_old_file_beside(ended: str, scripted: Any) -> None:
     agent, before = edited("You help.", "You hinder."), Path(ended).read_bytes()
     scripted(tool_call("shout", {"text": "two"}), text("fine"))
-    said = command("extend", ended, "--agent", agent, "--answer", "q3=yes", code=1).stderr
+    said = command(*EXTEND, ended, "--agent", agent, "--answer", "q3=yes", code=1).stderr
     assert "may happen again" in said
     assert "--allow-repeat" in said
     assert (Path("done.txt").read_text(), Path(ended).read_bytes()) == ("onetwo", before)
-    said = command("extend", ended, "--agent", agent, "--answer", "Ship it?=yes", "--allow-repeat").stderr
+    said = command(*EXTEND, ended, "--agent", agent, "--answer", "Ship it?=yes", "--allow-repeat").stderr
     assert "kept 1 of 5 effects, recorded 4 anew; as it was: run.before-1.jsonl" in said
     assert (Path("done.txt").read_text(), Path("run.before-1.jsonl").read_bytes()) == ("onetwotwo", before)
+    assert "needs --on-divergence extend" in command("resume", ended, "--allow-repeat", code=2).stderr
 
 
 @pytest.mark.spec("replay:D10")
@@ -498,7 +502,7 @@ def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: 
 
     before = Path(ended).read_bytes()
     scripted(refuse)
-    said = command("extend", ended, "--agent", edited("You help.", "You hinder."), "--allow-repeat", code=1).stderr
+    said = command(*EXTEND, ended, "--agent", edited("You help.", "You hinder."), "--allow-repeat", code=1).stderr
     assert "run.jsonl stays as it was" in said
     assert Path(ended).read_bytes() == before
 

@@ -57,9 +57,7 @@ LOOK_SECONDS = 3600.0
 AROUND = 7
 MAX_PRINTED = 5
 SHORT = 40
-NO_MORE = (
-    "the run differs from its record here, so there is no going on: fork goes on from here, `stepengine extend` too"
-)
+NO_MORE = "the run differs from its record here, so there is no going on: fork goes on from here, `stepengine resume --on-divergence extend` too"
 
 
 @with_options

@@ -11,7 +11,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.exits import Exit
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     RESULT,
     GoingOn,
@@ -21,10 +21,11 @@ from stepengine.cli.journals import (
     follow_run,
     journal_at,
     limits_again,
+    name_of,
     on_journal,
     recorded_agent,
 )
-from stepengine.cli.options import Answers, File, Last, Options, Sign, TrustAnswers, with_options
+from stepengine.cli.options import Answers, File, Last, Options, Repeat, Sign, TrustAnswers, with_options
 from stepengine.cli.perform import print_result, resume_hint, tell_questions
 from stepengine.cli.recording import RunRecording, recorded_as
 from stepengine.cli.screen.render import is_terminal, visible
@@ -32,10 +33,13 @@ from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 from stepengine.data.json import compact
+from stepengine.data.state import RunStatus
 from stepengine.errors import MissingKey, UnknownModel
 
 if TYPE_CHECKING:
     from stepengine.data.questions import AnswerLike, Question
+    from stepengine.data.state import RunResult
+    from stepengine.journal import Journal
     from stepengine.journal.history import History
 
 __all__ = ("can_ask", "resume")
@@ -57,7 +61,8 @@ def resume(
     in_doubt: Annotated[
         str, typer.Option(help="fail, retry or ask.", show_default="ask at a terminal, else fail")
     ] = "",
-    on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
+    on_divergence: Annotated[str, typer.Option(help="raise, stop, keep or extend.")] = "raise",
+    allow_repeat: Repeat = False,
     script: ScriptFile = "",
     now: Annotated[bool, typer.Option("--now", help="Wake it now, whatever time it sleeps until.")] = False,
     trust_answers: TrustAnswers = False,
@@ -80,6 +85,7 @@ def resume(
       stepengine resume run.jsonl
       stepengine resume run.jsonl --answer q3=yes
       stepengine resume run.jsonl --agent ./drafts/mine.py --in-doubt retry
+      stepengine resume run.jsonl --on-divergence extend
 
     --in-doubt, for an effect that a crash cut off, so that nobody knows whether it happened:
       ask      you are asked about each: do it again, let the handler get
@@ -94,6 +100,12 @@ def resume(
       keep     where FILE holds an effect of the same kind, go on with what
                came of it; from where FILE ends, the code runs as it is now.
                `stepengine ready FILE` says beforehand whether that works
+      extend   keep what is still equal, and record anew from the first
+               difference on, also where the run has ended. FILE is replaced
+               at the end unless the run fails; the old one is kept as
+               run.before-1.jsonl. Effects that changed the world and would
+               happen again need --allow-repeat. To continue in another
+               file: stepengine fork
 
     A run that sleeps, or waits for a message or a child, goes on when that is over: --now ends its sleeps and its patience.
 
@@ -103,11 +115,17 @@ def resume(
     if answer or trust_answers:
         refuse_inside("resume --answer" if answer else "resume --trust-answers")
     how = GoingOn(in_doubt or ("ask" if can_ask() else "fail"), on_divergence)
+    extends = on_divergence == "extend"
+    if allow_repeat and not extends:
+        msg = "--allow-repeat needs --on-divergence extend"
+        raise UsageProblem(msg)
     options = attrs.evolve(options, journal=file, last=last, script=script)
     return on_journal(
         options,
-        lambda options: _resume(options, answer or (), how, trusts=trust_answers, now=now, sign=sign),
-        is_waiting=True,
+        lambda options: _resume(
+            options, answer or (), how, allow_repeat=allow_repeat, trusts=trust_answers, now=now, sign=sign
+        ),
+        is_waiting=not extends,
     )
 
 
@@ -156,18 +174,32 @@ def _decision(question: Question) -> AnswerLike | None:
             return answer_with_result(typed)
 
 
-def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: bool, now: bool, sign: str) -> Exit:
-    in_doubt, divergence = cast("Any", attrs.astuple(how.checked()))
+def _resume(
+    options: Options,
+    answers: Iterable[str],
+    how: GoingOn,
+    *,
+    allow_repeat: bool,
+    trusts: bool,
+    now: bool,
+    sign: str,
+) -> Exit:
+    from stepengine.journal.provenance import has_known_permissions
+
+    in_doubt, divergence = cast("Any", attrs.astuple(how.checked("extend")))
+    extends = divergence == "extend"
     journal, given = journal_at(options.journal, sign=sign), answers_of(answers)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
-    again = not trusts and asks_again(journal, history)
-    bench = bench_for(options, agent, performs=not history.is_complete, recorded=history)
+    again = not trusts and (asks_again(journal, history) or (extends and not has_known_permissions(journal)))
+    bench = bench_for(options, agent, performs=extends or not history.is_complete, recorded=history)
     limits = limits_again(journal, options)
-    _refuse_waiting(history, given)
+    if not extends:
+        _refuse_waiting(history, given)
     if in_doubt == "ask" and can_ask():
         given |= looked_at(history, given)
     asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again, now=now)
+    asked = partial(asked, allow_repeat=allow_repeat)
     models = options.models or None
     try:
         run = follow_run(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits, agent_models=models))
@@ -176,5 +208,16 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: b
         waiting = [question for _, question in history.open_questions().values() if question.id not in given]
         tell_questions(waiting, resume_hint(options, agent.id))
         raise
-    RunRecording(journal, recorded_as(options.journal)).ended(run.result)
+    if not extends or run.result.status is not RunStatus.FAILED:
+        RunRecording(journal, recorded_as(options.journal)).ended(run.result)
+    if extends:
+        _tell_extension(journal, run.result, options)
     return print_result(run, options, bench)
+
+
+def _tell_extension(journal: Journal, result: RunResult, options: Options) -> None:
+    if result.status is RunStatus.FAILED:
+        complain(f"{options.journal} stays as it was")
+    elif (made := journal.extended) is not None and not options.quiet:
+        before = "" if made.before is None else f"; as it was: {name_of(made.before)}"
+        complain(f"{options.journal}: kept {made.kept} of {made.recorded} effects, recorded {made.anew} anew{before}")
