@@ -874,12 +874,14 @@ class JournaledRun:
     def _bed(self, finished: Finished) -> Bed | None:
         """Return where the run sleeps now, or slept until now; for a run that never waits, nothing is looked up."""
         is_asleep = finished.status is RunStatus.SUSPENDED
-        slept = self.past is not None and self.mode.goes_on(self.past.history) and bool(self.past.history.waits())
-        if not self.mode.takes_letters or self.source.stable or not (is_asleep or slept):
+        extends = self.mode.cuts_off
+        past = None if self.past is None else self.past.history
+        slept = past is not None and (extends or self.mode.goes_on(past)) and bool(past.waits())
+        if not (self.mode.takes_letters or extends) or self.source.stable or not (is_asleep or slept):
             return None
         from stepengine.journal.sleeping import bed_of
 
-        return bed_of(self.journal)
+        return bed_of(self.source if extends else self.journal)
 
     def _lie_down(self, bed: Bed, waits: Sequence[Waits], agent_id: str) -> None:
         """Note when the run wakes, before its suspension is durable; what is not noted is found in the journal."""
