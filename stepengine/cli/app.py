@@ -35,7 +35,7 @@ RUNNING = ("run", "chat", "ask", "resume", "replay", "fork")
 """Those that leave with any of the exit codes."""
 LOCAL = (
     *RUNNING, "agents", "doctor", "view", "debug", "undo", "test", "ready", "impact", "blame", "pin", "eval", "improve", "acp", "mcp serve",
-    "policy", "export", "import", "release move", "schedules", "wake", "studio",
+    "policy", "export", "import", "release move", "schedules", "studio",
 )  # fmt: skip
 """Those that look for agents in ./agents, and take --trust."""
 ASKING = ("run", "chat")

@@ -92,7 +92,6 @@ GROUPS = {
         "replay": ListedCommand("commands.replay:replay", "Repeat a run from its record, without model and network."),
         "debug": ListedCommand("commands.debug:debug", "Stand at any step of a recorded run, and go both ways."),
         "undo": ListedCommand("commands.undo:undo", "Bring back the files that a run wrote."),
-        "wake": ListedCommand("commands.wake:wake", "Go on with runs that sleep, when their time has come."),
         "post": ListedCommand("commands.post:post", "Send a message to a run: what its Receive on TOPIC gets."),
         "schedules": ListedCommand(
             "commands.schedules:schedules", "List when agents are started by themselves: next and last."

@@ -108,7 +108,7 @@ class Engine:
             with ``blocking = True`` are called in a thread. Without a store every run stands for itself.
         child_sessions: Whether the conversations of children are kept, too, as sessions that name the one they began in.
         sleep_in_process: Seconds up to which a recorded run waits for a time in this process; for a longer one it is
-            suspended when nothing else of it is at work, and `stepengine wake` or ``resume`` continues it. 60 by default; 0
+            suspended when nothing else of it is at work, and `stepengine resume --due` or ``resume`` continues it. 60 by default; 0
             for never, ``math.inf`` for always. A run that is not recorded always waits here.
 
     Raises:
@@ -571,7 +571,7 @@ class Engine:
         Send a message to a run: what its ``Receive`` on that topic gets next.
 
         It is on the disk when this returns, in the mailbox beside the journal, whoever holds the run. One that sleeps and waits
-        for it is due at once for `stepengine wake`; one that is under way, here or elsewhere, gets it within moments.
+        for it is due at once for `stepengine resume --due`; one that is under way, here or elsewhere, gets it within moments.
 
         Args:
             run: A handle, the id of a run (or session) that is under way in this engine, or a journal or the path of its file.

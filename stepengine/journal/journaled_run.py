@@ -918,7 +918,7 @@ class JournaledRun:
             yield
         except StepEngineError as error:
             self.warnings.append(
-                f"when {bed.run!r} is to be woken could not be noted: {error.message}; `stepengine wake {bed.place}` finds it in its journal"
+                f"when {bed.run!r} is to be woken could not be noted: {error.message}; `stepengine resume --due {bed.place}` finds it in its journal"
             )
 
     def _end(self, finished: Finished) -> None:

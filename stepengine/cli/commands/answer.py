@@ -39,7 +39,7 @@ def answer(
     Answer a question of a run in another process.
 
     RUN is a durable run with --db, or a journal or recorded run: of these the answer waits in the mailbox beside the
-    journal for the process that has the run, or for `stepengine wake`, `serve` or `resume`. No worker need be alive.
+    journal for the process that has the run, or for `stepengine resume` or `serve`. No worker need be alive.
     Questions that were asked at once are answered at once.
 
     Examples:

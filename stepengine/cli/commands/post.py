@@ -49,7 +49,7 @@ def post(
     Send a message to a run: what its Receive on TOPIC gets.
 
     The message is on the disk when this returns, in the mailbox beside the journal. A run that is under way takes it within
-    moments, whatever process has it. One that sleeps has it when it goes on: it is due at once for `stepengine wake` if
+    moments, whatever process has it. One that sleeps has it when it goes on: it is due at once for `stepengine resume --due` if
     it waits for messages. If you are not sure that it was sent, send it again with the same --id.
 
     Examples:

@@ -11,6 +11,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
+from stepengine.cli.due_runs import resume_due
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     RESULT,
@@ -67,6 +68,21 @@ def resume(
     now: Annotated[bool, typer.Option("--now", help="Wake it now, whatever time it sleeps until.")] = False,
     trust_answers: TrustAnswers = False,
     sign: Sign = "",
+    due: Annotated[
+        bool, typer.Option("--due", help="Resume all runs of a store whose time has come; FILE is the store.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="With --due: continue until told to stop.")] = False,
+    every: Annotated[
+        float | None,
+        typer.Option(help="With --watch: seconds between two looks; 1 by default.", min=0.05, max=3600),
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(help="With --due: how many runs at the same time; 4 by default.", min=1, max=1000)
+    ] = None,
+    agents: Annotated[
+        list[str] | None,
+        typer.Option(help="With --due: an agent file, or a folder of them; may be repeated.", metavar="PATH"),
+    ] = None,
 ) -> Exit:
     """
     Go on with a run: answer it, or pick it up after a crash.
@@ -86,6 +102,8 @@ def resume(
       stepengine resume run.jsonl --answer q3=yes
       stepengine resume run.jsonl --agent ./drafts/mine.py --in-doubt retry
       stepengine resume run.jsonl --on-divergence extend
+      stepengine resume --due
+      stepengine resume --due RUNS.db --watch --every 5 --agents ./agents
 
     --in-doubt, for an effect that a crash cut off, so that nobody knows whether it happened:
       ask      you are asked about each: do it again, let the handler get
@@ -109,11 +127,38 @@ def resume(
 
     A run that sleeps, or waits for a message or a child, goes on when that is over: --now ends its sleeps and its patience.
 
+    --due resumes every run that sleeps and whose time has come, or that was sent what it waits for (`stepengine post`).
+    FILE is then a folder of journals or an SQLite file; without it, the runs that are recorded by default. In a store that is
+    named, the schedules of its agents are started, too. A run that waits only for a person is left alone until it was
+    answered. Without --watch each run is resumed once: for cron and timers. Several processes may work on one store. What
+    cannot be resumed is tried again after growing pauses. An effect that a crash cut off is not repeated: the run is
+    suspended with a question about it. --agents says where agents are, for runs that `stepengine runs` does not list.
+    --json prints one JSON object a line.
+
+    With --due it leaves with:
+      0    all that was due was resumed (with --watch: it was told to stop)
+      1    a run failed, or could not be resumed
+      2    wrong usage: no such store
+
     A permission in FILE for a call that has not begun is asked for again, unless FILE is as your own commands left it:
     whoever wrote it could have said yes. FILE as it was is kept beside it. --trust-answers takes what stands there.
     """
     if answer or trust_answers:
         refuse_inside("resume --answer" if answer else "resume --trust-answers")
+    only_one = (
+        ("--last", last), ("--answer", answer), ("--in-doubt", in_doubt), ("--on-divergence", on_divergence != "raise"),
+        ("--allow-repeat", allow_repeat), ("--script", script), ("--now", now), ("--sign", sign), ("--agent", options.agent),
+    )  # fmt: skip
+    only_due = (("--watch", watch), ("--every", every), ("--at-once", at_once), ("--agents", agents))
+    for name, given in only_one if due else only_due:
+        if given:
+            msg = f"{name} {'is for one run; leave it out with --due' if due else 'needs --due'}"
+            raise UsageProblem(msg)
+    if due:
+        return resume_due(
+            options, file, agents=agents or (), every=(every or 1.0) if watch else None, at_once=at_once or 4,
+            trusts=trust_answers,
+        )  # fmt: skip
     how = GoingOn(in_doubt or ("ask" if can_ask() else "fail"), on_divergence)
     extends = on_divergence == "extend"
     if allow_repeat and not extends:
