@@ -414,7 +414,8 @@ class Engine:
         """
         Repeat a recorded run; nothing is performed, so no model, no tool, no network and no key is needed.
 
-        With ``live={"tool_call"}`` tools really run, and must come to the recorded results.
+        With ``live={"tool_call"}`` tools really run, and must come to the recorded results. With ``live={"model_call"}`` models
+        answer anew against the recorded results of tools.
 
         The result's journal is what the replay would have recorded: that of an unchanged agent is equal byte for byte.
 

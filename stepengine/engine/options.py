@@ -113,7 +113,8 @@ class ReplayOptions(TypedDict, total=False):
     Attributes:
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         live: Kinds of effects that are performed for real: ``"tool_call"`` and ``"perform"``, whose results
-            must be the recorded ones. Models answer anew in ``rerun``.
+            must be the recorded ones; or ``"model_call"`` alone: models answer anew, calls get the recorded results of equal
+            calls, and the first call that is not recorded is the divergence.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
             at once.
         complete: Whether the run has to come by every record (default), or may end before.

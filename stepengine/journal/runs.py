@@ -159,7 +159,8 @@ async def replay(
         journal: The journal, or the path of its file.
         launch: Brings a run to its end.
         live: Kinds of effects that are performed for real: ``"tool_call"`` and ``"perform"``, whose results must be the
-            recorded ones.
+            recorded ones; or ``"model_call"`` alone: models answer anew, calls get the recorded results of equal calls, and the
+            first call that is not recorded is the divergence.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast; ``None`` all at once.
         complete: Whether the run has to come by every record, or may end before.
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to let the recorded outcome of
@@ -175,14 +176,30 @@ async def replay(
 
     if not callable(on_divergence):
         _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
-    kinds, pace = live_kinds(live), None if speed is None else Pace(speed)
+    source, kinds, pace = (
+        as_journal(journal),
+        live_kinds(live, has_pace=speed is not None),
+        None if speed is None else Pace(speed),
+    )
+    # A run without an effect has no place from which a model could answer anew: it asks none.
+    if "model_call" in kinds and ("", 0) in source.history().intents:
+        return await _replay_with_models(source, launch, stops=on_divergence == "stop")
     accepts = on_divergence if callable(on_divergence) else None
     # Only "keep" and a function let a run go on at another effect; "raise" and "stop" say what becomes of the error behind it.
     leeway = Leeway(
         live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts, doubts_yes=ask_again
     )
-    run = JournaledRun.replay(as_journal(journal), leeway=leeway, pace=pace)
+    run = JournaledRun.replay(source, leeway=leeway, pace=pace)
     return await _run(run, launch, "raise" if callable(on_divergence) else on_divergence)
+
+
+async def _replay_with_models(source: Journal, launch: Launch, *, stops: bool) -> RunResult:
+    from stepengine.journal.rerunning import rerun
+
+    made = await rerun(source, launch, at=0, reuse=False)
+    if made.refused is not None and made.result.error is not None and not stops:
+        raise made.result.error
+    return made.result
 
 
 async def fork(

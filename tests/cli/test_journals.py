@@ -539,7 +539,7 @@ def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> 
     refused = command("replay", ended, "--live", "model_call", "-q", code=5).stderr
     assert "tool_call shout with this input is not recorded" in refused
     both = command("replay", ended, "--live", "model_call", "--live", "tool_call", code=2).stderr
-    assert "--live model_call goes alone" in both
+    assert "live='model_call' goes alone" in both
     assert "live='luck' is not a kind" in command("replay", ended, "--live", "luck", code=2).stderr
 
 

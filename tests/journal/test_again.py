@@ -116,18 +116,22 @@ def test_a_new_model_answers_against_recorded_tools_and_is_stopped_at_the_first_
     say = text("let me see")
     replies = [tool_call("look", {"shelf": 7}), tool_call("look", {"shelf": 0}), say]
     with later.engine(*replies) as engine:
-        stopped = engine.rerun_sync(journal, at=0, reuse=False)
-    error = stopped.result.error
-    assert stopped.refused is not None
-    assert (stopped.refused.name, stopped.refused.address, stopped.served) == ("look", "#5", 3)
+        stopped = engine.replay_sync(journal, live={"model_call"}, on_divergence="stop")
+    error = stopped.error
+    assert stopped.status is RunStatus.FAILED
     assert isinstance(error, ReplayDivergence)
     assert (error.kind, error.address) == ("extra", "#5")
     assert "tool_call look with this input is not recorded" in error.message
     with later.engine(text("I know that"), text("unused")) as engine:
-        quick = engine.rerun_sync(journal, at=0, reuse=False)
-    assert (quick.result.status, quick.result.text) == (RunStatus.COMPLETED, "I know that")
+        quick = engine.replay_sync(journal, live="model_call")
+    assert (quick.status, quick.text) == (RunStatus.COMPLETED, "I know that")
+    with (
+        later.engine(*replies) as engine,
+        pytest.raises(ReplayDivergence, match="look with this input is not recorded"),
+    ):
+        engine.replay_sync(journal, live={"model_call"})
     assert later.asked == []
-    assert check(quick.journal)
+    assert () == check(quick.journal).problems
 
 
 @pytest.mark.spec("replay:D12")
@@ -146,7 +150,7 @@ def test_children_of_a_new_model_run_anew_over_the_recorded_tools() -> None:
     with Engine([agent], models=ScriptedModel([text("x"), tool_call("look", {}), text("end")]), pricing=None) as engine:
         engine.run_sync("a", journal=journal)
     with Engine([agent], models=ScriptedModel([text("y"), tool_call("look", {}), text("new")]), pricing=None) as engine:
-        assert engine.rerun_sync(journal, at=0, reuse=False).result.output == "new"
+        assert engine.replay_sync(journal, live={"model_call"}).output == "new"
 
 
 @pytest.mark.spec("replay:D12")
@@ -154,7 +158,8 @@ def test_children_of_a_new_model_run_anew_over_the_recorded_tools() -> None:
     ("options", "said"),
     [
         ({"live": {"think"}}, "live='think' is not a kind"),
-        ({"live": {"model_call"}}, r"engine\.rerun\(journal, at=0, reuse=False\)"),
+        ({"live": {"model_call", "tool_call"}}, "live='model_call' goes alone"),
+        ({"live": {"model_call"}, "speed": 1.0}, "live='model_call' goes alone"),
         ({"speed": 0}, "above 0"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import attrs
@@ -106,31 +107,15 @@ def _replay(options: Options, live: Sequence[str], speed: float | None, *, trust
     from stepengine.journal.provenance import has_known_permissions
     from stepengine.journal.replayer import live_kinds
 
-    anew = "model_call" in live
-    if anew and (len(live) > 1 or speed):
-        msg = "--live model_call goes alone: new replies lead to other calls, which have no recorded result or pace"
-        raise UsageProblem(msg)
     with as_usage():
-        live_kinds(() if anew else live)
+        live_kinds(live, has_pace=speed is not None)
     journal = journal_at(options.journal)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
     bench = bench_for(options, agent, performs=bool(live), recorded=history)
-    engine = bench.engine
-    # A run without an effect has no place from which a model could answer anew: it asks none.
-    asks_anew = anew and any(seq >= 0 for _, seq in history.intents)
     doubts = bool(live) and not trusts and not has_known_permissions(journal)
-
-    async def repeat() -> RunResult:
-        if not asks_anew:
-            kinds = () if anew else live
-            return await engine.replay(journal, agent=agent, live=kinds, speed=speed, ask_again=doubts)
-        made = await engine.rerun(journal, agent=agent, at=0, reuse=False)
-        if made.refused is not None and made.result.error is not None:
-            raise made.result.error
-        return made.result
-
-    run = perform_run(bench, repeat)
+    replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, ask_again=doubts)
+    run = perform_run(bench, lambda: replayed(journal))
     if is_cut_off(journal, run.result):
         complain(f"{options.journal} ends before its run did; what it holds was repeated")
     return print_result(run, options, bench)
