@@ -34,7 +34,7 @@ AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 RUNNING = ("run", "chat", "ask", "resume", "replay", "fork")
 """Those that leave with any of the exit codes."""
 LOCAL = (
-    *RUNNING, "agents", "doctor", "view", "debug", "undo", "test", "ready", "impact", "blame", "pin", "eval", "improve", "acp", "mcp serve",
+    *RUNNING, "agents", "doctor", "view", "debug", "undo", "test", "impact", "blame", "pin", "eval", "improve", "acp", "mcp serve",
     "policy", "export", "import", "release move", "schedules", "studio",
 )  # fmt: skip
 """Those that look for agents in ./agents, and take --trust."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 import attrs
 from attrs import frozen
 
-from stepengine.cli.bench import Bench
+from stepengine.cli.bench import Bench, bench_for
 from stepengine.cli.exits import Exit, complain, explain_errors
 from stepengine.cli.options import Options
 from stepengine.cli.perform import Run, interrupt, options_again, result_of, resume_hint, watch_run
@@ -39,7 +39,7 @@ from stepengine.errors import (
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.data.state import RunResult
-    from stepengine.journal import Journal
+    from stepengine.journal import Journal, OnDivergence
     from stepengine.journal.history import History
     from stepengine.journal.records import Address
     from stepengine.runtime.handle import RunHandle
@@ -54,6 +54,7 @@ __all__ = (
     "answers_of",
     "as_usage",
     "asks_again",
+    "fields_of",
     "find_journal",
     "follow_run",
     "hooks_of",
@@ -69,6 +70,7 @@ __all__ = (
     "readable_journal",
     "recorded_agent",
     "refuse_foreign_yes",
+    "repeat",
     "spread",
 )
 
@@ -379,6 +381,24 @@ def perform_run(bench: Bench, make: Callable[[], Coroutine[object, Any, RunResul
                     raise Interrupted(received[0]) from None
 
     return watch_run(ended, bench.progress)
+
+
+def repeat(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult:
+    """Return what the present code makes of a recorded run; nothing is performed."""
+    history = journal.history()
+    agent = recorded_agent(journal, options, history)
+    bench = bench_for(options, agent, performs=False, recorded=history)
+
+    async def ended() -> RunResult:
+        async with bench.engine:
+            return await bench.engine.replay(journal, agent=agent, on_divergence=on_divergence)
+
+    return asyncio.run(ended())
+
+
+def fields_of(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
+    """Return the fields that differ, as JSON."""
+    return [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
 
 
 def follow_run(bench: Bench, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> Run:

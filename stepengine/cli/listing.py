@@ -99,7 +99,6 @@ GROUPS = {
     },
     "Test and compare": {
         "test": ListedCommand("commands.test:suite", "Replay runs against the present code, as a test suite."),
-        "ready": ListedCommand("commands.ready:ready", "Say which waiting runs go on with the present code."),
         "diff": ListedCommand("commands.diff:diff", "Show what two runs did differently."),
         "fork": ListedCommand("commands.fork:fork", "Go on from the middle of a run, in a new journal."),
         "eval": ListedCommand(

@@ -219,8 +219,7 @@ def test_commands_take_no_option_that_would_do_nothing() -> None:
     """
     taken = {name: {option for each in command.params for option in each.opts} for name, command in parsed().items()}
 
-    for name in ("ready", "pin"):
-        assert set() == {"--write", "--shell", "--web", "--verbose"} & taken[name], name
+    assert set() == {"--write", "--shell", "--web", "--verbose"} & taken["pin"]
     assert "--json" not in taken["pin"]
     assert set() == {"--cwd", "--write", "--verbose"} & taken["eval"]
     assert set() == {"--verbose"} & (taken["impact"] | taken["blame"])

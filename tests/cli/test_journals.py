@@ -47,7 +47,7 @@ agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_
 """
 REAL_MODELS = bench.models_of
 EXTEND = ("resume", "--on-divergence", "extend")
-COMMANDS = ("resume", "replay", "show", "fork", "diff", "check", "test", "ready", "seal", "repair", "undo")
+COMMANDS = ("resume", "replay", "show", "fork", "diff", "check", "test", "seal", "repair", "undo")
 
 
 @pytest.fixture(autouse=True)
@@ -376,7 +376,7 @@ def test_every_command_teaches_with_examples_and_refuses_a_file_that_is_not_ther
     more = {"fork": ["--at", "1"], "diff": ["other.jsonl"], "repair": ["--until", "1"]}.get(name, [])
     result = CliRunner().invoke(app, [name, "nowhere.jsonl", *more])
     assert "there is no journal 'nowhere.jsonl'" in result.stderr + result.stdout
-    assert result.exit_code == (1 if name in ("test", "ready") else 2)
+    assert result.exit_code == (1 if name == "test" else 2)
 
 
 # --- what to do next ------------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def test_a_run_of_a_program_is_gone_on_with_and_repeated_without_the_hooks_of_th
     programs: str, scripted: Any
 ) -> None:
     scripted()
-    assert "1 go on as they are" in command("ready", programs).stdout
+    assert "1 go on as they are" in command("replay", "--waiting", programs).stdout
     said = command("resume", programs, "--answer", "q4=yes", "-q")
     assert ("ONE yes\n", "") == (said.stdout, said.stderr)
 
@@ -603,17 +603,21 @@ def test_a_difference_to_a_run_without_an_end_says_so_in_words(asked: str, scrip
 
 
 @pytest.mark.spec("requirements:X58", "requirements:K10")
-def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_ready_says_so_before(asked: str, scripted: Any) -> None:
+def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_a_look_before_says_so(
+    asked: str, scripted: Any
+) -> None:
     agent = edited('"You help."', '"You help a lot."')
     before = Path(asked).read_bytes()
     scripted()
     said = command("resume", asked, "--answer", "q4=yes", "--agent", agent, code=5).stderr
     assert f"stepengine resume run.jsonl --on-divergence keep --agent {agent}" in said
-    said = command("ready", asked, "--agent", agent, code=5).stdout
+    said = command("replay", "--waiting", asked, "--agent", agent, code=5).stdout
     assert f"keep      {asked}  desk\n  ? q4: Ship it?\n" in said
     assert "/system_prompt" in said
     assert "1 waiting: 0 go on as they are, 1 with --on-divergence keep, 0 would diverge, 0 could not be tried" in said
-    (told,) = json.loads(command("ready", asked, "--agent", agent, "--on-divergence", "keep", "--json").stdout)
+    (told,) = json.loads(
+        command("replay", "--waiting", asked, "--agent", agent, "--on-divergence", "keep", "--json").stdout
+    )
     assert ("keep", "changed", "#1", "/system_prompt") == (
         told["outcome"], told["kind"], told["address"], told["diff"][0]["pointer"]
     )  # fmt: skip
@@ -626,10 +630,12 @@ def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_ready_says_so_be
 
 
 @pytest.mark.spec("requirements:X58")
-def test_ready_tells_what_nothing_takes_what_cannot_be_tried_and_what_has_ended(asked: str, scripted: Any) -> None:
-    assert "1 waiting: 1 go on as they are" in command("ready", asked).stdout
+def test_a_look_at_waiting_runs_tells_what_nothing_takes_what_cannot_be_tried_and_what_has_ended(
+    asked: str, scripted: Any
+) -> None:
+    assert "1 waiting: 1 go on as they are" in command("replay", "--waiting", asked).stdout
     agent = edited("    yield STEP_ALL\n", "")
-    said = command("ready", asked, "--agent", agent, "--on-divergence", "keep", code=5).stdout
+    said = command("replay", "--waiting", asked, "--agent", agent, "--on-divergence", "keep", code=5).stdout
     assert "diverges  run.jsonl  desk" in said
     assert "ask instead of model_call" in said
     assert "to go on from here" not in said
@@ -640,27 +646,35 @@ def test_ready_tells_what_nothing_takes_what_cannot_be_tried_and_what_has_ended(
     command("resume", asked, "--answer", "q4=yes", "-q")
     Path("more/b.jsonl").write_bytes(Path(asked).read_bytes())
     Path("more/c.jsonl").write_bytes(b"no journal\n" * 2)
-    found = json.loads(command("ready", "more", "--json", code=1).stdout)
+    found = json.loads(command("replay", "--waiting", "more", "--json", code=1).stdout)
     assert ["ready", "ended", "failed"] == [entry["outcome"] for entry in found]
-    assert "; 1 have ended" in command("ready", "more", code=1).stdout
-    assert "it is one of raise, stop, keep" in command("ready", "more", "--on-divergence", "x", code=2).stderr
+    assert "; 1 have ended" in command("replay", "--waiting", "more", code=1).stdout
+    assert (
+        "it is one of raise, stop, keep"
+        in command("replay", "--waiting", "more", "--on-divergence", "x", code=2).stderr
+    )
     assert (
         "there is no journal 'gone.jsonl'"
-        in json.loads(command("ready", "gone.jsonl", "--json", code=1).stdout)[0]["message"]
+        in json.loads(command("replay", "--waiting", "gone.jsonl", "--json", code=1).stdout)[0]["message"]
     )
-    assert "name different runs" in command("ready", "more", "--last", code=2).stderr
+    assert "name different runs" in command("replay", "--waiting", "more", "--last", code=2).stderr
+    assert "--live is for one run" in command("replay", "--waiting", "--live", "perform", code=2).stderr
+    assert "--on-divergence needs --waiting" in command("replay", "more", "--on-divergence", "keep", code=2).stderr
+    assert "are several runs" in command("replay", "more/a.jsonl", "more/b.jsonl", code=2).stderr
 
 
 @pytest.mark.spec("requirements:X58", "requirements:X55")
-def test_ready_alone_tries_the_runs_of_this_folder_that_wait(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_waiting_runs_without_a_name_tries_the_runs_of_this_folder_that_wait(
+    scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(Path("state").absolute()))
-    assert "0 waiting" in command("ready").stdout
-    assert "there is no run" in command("ready", "--last", code=2).stderr
+    assert "0 waiting" in command("replay", "--waiting").stdout
+    assert "there is no run" in command("replay", "--waiting", "--last", code=2).stderr
     for _ in range(2):
         scripted(tool_call("shout", {"text": "two"}), text("fine"))
         command("run", "desk", "go", "--model", "test/m", "-q", code=3)
     scripted()
-    assert "2 waiting: 2 go on" in command("ready").stdout
+    assert "2 waiting: 2 go on" in command("replay", "--waiting").stdout
     command("resume", "--last", "--answer", "q4=yes", "-q")
-    assert "1 waiting: 1 go on" in command("ready").stdout
-    assert "1 waiting: 1 go on" in command("ready", "--last").stdout
+    assert "1 waiting: 1 go on" in command("replay", "--waiting").stdout
+    assert "1 waiting: 1 go on" in command("replay", "--waiting", "--last").stdout

@@ -117,7 +117,7 @@ def resume(
       raise    say where, and leave with 5 (default); stop says so in the result
       keep     where FILE holds an effect of the same kind, go on with what
                came of it; from where FILE ends, the code runs as it is now.
-               `stepengine ready FILE` says beforehand whether that works
+               `stepengine replay --waiting FILE` says whether that works
       extend   keep what is still equal, and record anew from the first
                difference on, also where the run has ended. FILE is replaced
                at the end unless the run fails; the old one is kept as
