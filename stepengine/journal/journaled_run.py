@@ -42,7 +42,7 @@ from stepengine.journal.history import (
     stop_of,
 )
 from stepengine.journal.mailbox import Letter, Mailbox
-from stepengine.journal.modes import Adding, Extending, Mode, Recording, Replaying, Rerunning, Resuming, Walking
+from stepengine.journal.modes import Adding, Extending, Forking, Mode, Recording, Replaying, Resuming, Walking
 from stepengine.journal.ordering import in_address_order
 from stepengine.journal.provenance import is_own, record_own
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
@@ -74,7 +74,7 @@ Around: TypeAlias = "Callable[[Performer, Callable[[str, Usage], Decimal | None]
 
 class JournaledRun:
     """
-    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``rerecord``, ``new`` and ``rerun``.
+    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``rerecord``, ``new`` and ``fork``.
 
     Attributes:
         mode: What is done with the journal.
@@ -257,7 +257,7 @@ class JournaledRun:
         return cls._again(Adding(), journal, answers, leeway)
 
     @classmethod
-    def rerun(
+    def fork(
         cls, journal: Journal, replayer: Callable[[JournaledRun, RecordedPart], Replayer], around: Around
     ) -> JournaledRun:
         """
@@ -268,7 +268,7 @@ class JournaledRun:
             replayer: Makes what says where that place is, and what answers after it.
             around: Wraps the performer of what is live, given the prices of models.
         """
-        run = cls._again(Rerunning(), journal, None, None, around)
+        run = cls._again(Forking(), journal, None, None, around)
         assert run.past is not None  # noqa: S101 - it was read from the journal
         run.replayer = replayer(run, run.past)
         return run

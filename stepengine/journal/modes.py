@@ -23,7 +23,7 @@ from stepengine.journal.store import Journal, MemoryJournal
 if TYPE_CHECKING:
     from stepengine.journal.replayer import RecordedPart
 
-__all__ = ("Adding", "Extending", "Mode", "Recording", "Replaying", "Rerunning", "Resuming", "Walking")
+__all__ = ("Adding", "Extending", "Forking", "Mode", "Recording", "Replaying", "Resuming", "Walking")
 
 
 class OpenedRun(Protocol):
@@ -214,10 +214,10 @@ class Adding(_Replacing):
         return not past.grew
 
 
-class Rerunning(Mode):
+class Forking(Mode):
     """A recorded run is repeated up to a place, and goes on from there in a journal of its own."""
 
-    name = "rerun"
+    name = "fork"
     copies = True
     keeps_writes = False
     waits = False

@@ -300,7 +300,7 @@ class RecordedPart:
         self.refused: JournalError | None = None
         self.answered = 0
         self._handler = ""
-        # Made when first asked: only `rerun` looks for an effect by what it is and not by where it stands.
+        # Made when first asked: only a fork with `tools=` looks for an effect by what it is and not by where it stands.
         self._by_print: dict[str, dict[str, list[Address]]] | None = None
         # That a replay has come by every record is what makes it a test: an agent that silently stops doing something
         # gives no other sign (replay:D15).
@@ -537,7 +537,7 @@ class RecordedPart:
         #
         # What is left over shows that the code does less than it did when the run was recorded, which no other check
         # would notice. It is returned and not raised, since who asks decides what it means (`Replayer.ends`): a replay
-        # raises it unless its mode may leave something, and a rerun notes it as the place where the runs part.
+        # raises it unless its mode may leave something, and a fork with `tools=` notes it as the place where the runs part.
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)

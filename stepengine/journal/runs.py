@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult
-from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
+from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.questions import InDoubt, sorted_answers
@@ -194,9 +194,9 @@ async def replay(
 
 
 async def _replay_with_models(source: Journal, launch: Launch, *, stops: bool) -> RunResult:
-    from stepengine.journal.rerunning import rerun
+    from stepengine.journal.recorded_forks import fork_from_record
 
-    made = await rerun(source, launch, at=0, reuse=False)
+    made = await fork_from_record(source, launch, at=-1, reuse=False)
     if made.refused is not None and made.result.error is not None and not stops:
         raise made.result.error
     return made.result
@@ -206,7 +206,7 @@ async def fork(
     journal: JournalLike,
     launch: Launch,
     *,
-    at: int | str,
+    at: int | str | None = None,
     edit: object = None,
     answers: Mapping[str, AnswerLike] | None = None,
     allow_repeat: bool = False,
@@ -218,11 +218,15 @@ async def fork(
     Go on from the middle of a run in a journal of its own; see ``branch`` for the arguments.
 
     Raises:
+        InputError: when *at* is missing.
         AnswerRejected: when *answers* are no mapping, or one does not fit.
         JournalError: as ``branch``.
         ReplayDivergence: when the kept part does not fit the code.
         UndoRefused: as ``branch``.
     """
+    if at is None:
+        msg = "fork() needs at=, the last effect to keep; with tools= the first difference is the default"
+        raise InputError(msg, issues=("at is missing",))
     # With it comes what brings files back, which no other run needs.
     from stepengine.journal.forks import branch
 

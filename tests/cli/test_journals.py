@@ -274,6 +274,50 @@ def test_fork_goes_on_with_another_outcome_in_a_file_of_its_own(ended: str, scri
     assert Path(ended).read_bytes() == before
 
 
+@pytest.mark.spec("judging:JG7", "judging:JG8", "judging:JG9")
+def test_fork_asks_models_anew_and_answers_tools_from_the_record(ended: str, scripted: Any) -> None:
+    agent = edited("You help.", "You hinder.")
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    said = command("fork", ended, "--agent", agent, "--tools", "recorded")
+    assert said.stdout == "ONE yes\n"
+    assert (
+        "from #1 on: 2 model calls, 0 reused; of tools 1 answered from the record, 0 simulated, 0 performed"
+        in said.stderr
+    )
+    assert "recorded in run.fork-difference.jsonl" in said.stderr
+    assert Path("done.txt").read_text() == "onetwo"
+    assert command("replay", "run.fork-difference.jsonl", "--agent", agent, "-q").stdout == "ONE yes\n"
+
+    scripted(tool_call("shout", {"text": "three"}), text("fine"))
+    stopped = command("fork", ended, "--at", "0", "--tools", "recorded", "--fresh", "--into", "b.jsonl", code=5)
+    assert "tool_call shout with this input is not recorded" in stopped.stderr
+    scripted(tool_call("shout", {"text": "three"}), text("fine"))
+    command("fork", ended, "--at", "0", "--tools", "working-copy", "--fresh", "--into", "c.jsonl", "-q")
+    assert Path("done.txt").read_text() == "onetwothree"
+    assert (
+        "nothing differs from the record" in command("fork", ended, "--tools", "recorded", "--into", "d.jsonl").stderr
+    )
+
+
+@pytest.mark.spec("judging:JG7")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name the last effect to keep with --at"),
+        (["--tools", "all"], "--tools is 'all'; it is one of recorded, idempotent, working-copy"),
+        (["--at", "0", "--budget", "1"], "--budget needs --tools"),
+        (["--at", "0", "--fresh"], "--fresh needs --tools"),
+        (["--tools", "recorded", "--edit", "x"], "--edit does not go with --tools"),
+        (["--tools", "recorded", "--budget", "much"], "--budget: "),
+        (["--tools", "recorded", "--at", "99"], "has no effect after #99"),
+    ],
+)
+def test_a_fork_that_cannot_be_made_is_wrong_usage_and_leaves_no_file(ended: str, words: list[str], said: str) -> None:
+    before = set(Path().iterdir())
+    assert said in command("fork", ended, *words, code=2).stderr
+    assert before == set(Path().iterdir())
+
+
 @pytest.mark.spec("replay:D11")
 def test_fork_edits_replies_as_text_even_if_they_look_like_json_and_as_whole_values(ended: str, scripted: Any) -> None:
     scripted()

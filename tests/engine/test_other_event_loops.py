@@ -55,7 +55,6 @@ WAYS: dict[str, Callable[[Engine, Any], Awaitable[Any]]] = {
     "resume()": lambda of, journal: of.resume(journal),
     "replay()": lambda of, journal: of.replay(journal),
     "fork()": lambda of, journal: of.fork(journal, at=1),
-    "rerun()": lambda of, journal: of.rerun(journal),
     "start_resume()": lambda of, journal: of.start_resume(journal),
     "start_fork()": lambda of, journal: of.start_fork(journal, at=1),
 }

@@ -888,7 +888,7 @@ class DebugSession:
     def _confirm(self, asked: _Fork) -> None:
         """Ask before models are asked for money."""
         from stepengine.journal.records import shown_address
-        from stepengine.judging.rerun import course_from
+        from stepengine.judging.samples import course_from
 
         stepper = self._debugger.stepper
         history, place = stepper.history, stepper.address_at(stepper.position)

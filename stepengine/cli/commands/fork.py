@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import attrs
 import typer
@@ -26,9 +26,11 @@ from stepengine.cli.journals import (
     name_of,
     new_journal,
     on_journal,
+    perform_run,
     recorded_agent,
     refuse_foreign_yes,
 )
+from stepengine.cli.judging import Budget, Fresh, Simulate, purse_of
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
 from stepengine.cli.perform import print_result
 from stepengine.cli.recording import RunRecording
@@ -36,7 +38,8 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 
 if TYPE_CHECKING:
-    from stepengine.journal import Journal
+    from stepengine.data.state import RunResult
+    from stepengine.journal import ForkReport, Journal
 
 __all__ = ("Branch", "fork")
 
@@ -55,13 +58,28 @@ class Branch:
     restore_files: bool = False
 
 
+@frozen
+class _RecordRules:
+    """What answers calls of a fork besides the record, as it was typed."""
+
+    tools: str
+    simulate: str
+    fresh: bool
+    budget: str
+
+
 @with_options
 def fork(
     options: Options,
     file: File = "",
     *,
     last: Last = False,
-    at: Annotated[str, typer.Option(help="The last effect to keep.", metavar="N|PATH#N")],
+    at: Annotated[
+        str,
+        typer.Option(
+            help="The last effect to keep; with --tools the first difference is the default.", metavar="N|PATH#N"
+        ),
+    ] = "",
     edit: Annotated[
         str | None, typer.Option(help="Another outcome for it: text, JSON, or @FILE.", metavar="TEXT|JSON|@FILE")
     ] = None,
@@ -71,6 +89,17 @@ def fork(
         bool, typer.Option("--restore-files", help="First bring back the files that were written after N.")
     ] = False,
     answer: Answers = None,
+    tools: Annotated[
+        str,
+        typer.Option(
+            help="Answer tools from the record, and perform of the rest none (recorded), what may be repeated (idempotent) or all "
+            "(working-copy).",
+            metavar="recorded|idempotent|working-copy",
+        ),
+    ] = "",
+    simulate: Simulate = "",
+    fresh: Fresh = False,
+    budget: Budget = "",
     db: Db = "",
     agents: Agents = "agents",
     pool: Pool = "default",
@@ -87,6 +116,10 @@ def fork(
     run wrote after AT are brought back first to what they were then, all of them or the fork is refused; see
     `stepengine undo --help`.
 
+    With --tools models are asked after AT, or after the first difference, and the record answers tools: an equal recorded
+    call, then --simulate, then the tool itself where --tools says so. A call that none of these answers ends the run, and the exit code is 5. Model
+    calls that equal recorded ones are not made again, unless --fresh is given. --budget bounds what the others cost.
+
     With --db FILE is a durable run, whose fork is submitted there and its id printed; --agents are those of its release.
 
     Examples:
@@ -95,10 +128,22 @@ def fork(
       stepengine fork run.jsonl --at 5 --restore-files
       stepengine fork run.jsonl --at 2 --edit "No such file" --into other.jsonl
       stepengine fork run.jsonl --at 4 --edit @reply.json
+      stepengine fork run.jsonl --tools recorded --budget 0.50
       stepengine fork review-17 --at 4 --db @url --agents my_agents.py
     """
     if answer:
         refuse_inside("fork --answer")
+    recorded, live = (
+        (("--simulate", simulate), ("--fresh", fresh), ("--budget", budget)),
+        (("--edit", edit), ("--allow-repeat", allow_repeat), ("--restore-files", restore_files), ("--answer", answer), ("--db", db)),
+    )  # fmt: skip
+    for name, given in live if tools else recorded:
+        if given:
+            msg = f"{name} {'does not go with --tools' if tools else 'needs --tools'}"
+            raise UsageProblem(msg)
+    if not (at or tools):
+        msg = "name the last effect to keep with --at, or --tools for a fork at the first difference"
+        raise UsageProblem(msg)
     if db:
         return fork_durable(
             file,
@@ -112,6 +157,9 @@ def fork(
         )
     branch = Branch(at, edit, into, allow_repeat, restore_files)
     options = attrs.evolve(options, journal=file, last=last)
+    if tools:
+        rules = _RecordRules(tools, simulate, fresh, budget)
+        return on_journal(options, lambda options: _fork_from_record(options, branch, rules))
     return on_journal(options, lambda options: _fork(options, branch, answer or ()))
 
 
@@ -146,11 +194,72 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     return print_result(run, attrs.evolve(options, journal=name_of(made), stem=stem), bench)
 
 
+def _fork_from_record(options: Options, branch: Branch, rules: _RecordRules) -> Exit:
+    """Fork a run whose tools the record answers."""
+    from stepengine.journal.provenance import has_known_permissions
+    from stepengine.journal.recorded_forks import ForkTools, place_after
+    from stepengine.judging.checks import function_at
+
+    if rules.tools not in get_args(ForkTools):
+        msg = f"--tools is {rules.tools!r}; it is one of {', '.join(get_args(ForkTools))}"
+        raise UsageProblem(msg)
+    tools = cast("ForkTools", rules.tools)
+    purse, simulate = purse_of(rules.budget), function_at(rules.simulate) if rules.simulate else None
+    journal = journal_at(options.journal)
+    history = journal.history()
+    with as_usage():
+        place_after(journal, branch.at or None)
+    asks = any(
+        each.type == "ask" and history.form(each)["purpose"] == "permission" for each in history.intents.values()
+    )
+    if tools != "recorded" and asks and not has_known_permissions(journal):
+        msg = (
+            f"{name_of(journal)} is not as your own commands left it, and its permissions would let calls run that nobody here "
+            "allowed; --tools recorded performs none"
+        )
+        raise UsageProblem(msg)
+    into = _target(options, branch)
+    agent = recorded_agent(journal, options, history)
+    bench = bench_for(options, agent, into="" if into is None else name_of(into), recorded=history)
+    about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
+    origin = {"stem": options.stem or None, "at": branch.at}
+    reports: list[ForkReport] = []
+    with RunRecording.begun(options, into, command="fork", forked_from=origin, **about) as recording:
+
+        async def forked() -> RunResult:
+            made = await bench.engine.fork(
+                journal, tools=tools, at=branch.at or None, agent=agent, simulate=simulate, reuse=not rules.fresh,
+                limits=limits_again(journal, options), budget=purse, into=recording.journal,
+            )  # fmt: skip
+            reports.append(made)
+            return made.result
+
+        run = perform_run(bench, forked)
+        recording.ended(run.result)
+    if not options.quiet:
+        complain(_told(reports[0]))
+    made = reports[0].journal
+    return print_result(
+        run, attrs.evolve(options, journal=name_of(made), stem=recording.stem if into is None else ""), bench
+    )
+
+
+def _told(report: ForkReport) -> str:
+    """Return how a fork went, in a line."""
+    if not report.broke_at:
+        return "nothing differs from the record, so that no model was asked"
+    made = (
+        f"from {report.broke_at} on: {report.model_calls} model calls, {report.reused} reused; of tools "
+        f"{report.served} answered from the record, {report.simulated} simulated, {report.performed} performed"
+    )
+    return f"{made}; recorded in {name_of(report.journal)}"
+
+
 def _target(options: Options, branch: Branch) -> Journal | None:
     """Return where a fork goes: what was typed, else beside its source; ``None`` for the state folder, beside a run of it."""
     if not branch.into and options.stem:
         return None
-    place = re.sub(r"[^0-9]+", "-", branch.at.lstrip("#"))
+    place = re.sub(r"[^0-9]+", "-", branch.at.lstrip("#")) or "difference"
     source = Path(options.journal.partition("#")[0])
     return new_journal(branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
 
