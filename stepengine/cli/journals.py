@@ -10,10 +10,9 @@ import secrets
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from attrs import frozen
 
 from stepengine.cli.bench import Bench, bench_for
 from stepengine.cli.exits import Exit, complain, explain_errors
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = (
     "RESULT",
-    "GoingOn",
     "Interrupted",
     "agent_id_of",
     "agent_of",
@@ -54,6 +52,7 @@ __all__ = (
     "answers_of",
     "as_usage",
     "asks_again",
+    "choice_of",
     "fields_of",
     "find_journal",
     "follow_run",
@@ -89,30 +88,17 @@ class Interrupted(Exception):
         self.number = number
 
 
-@frozen
-class GoingOn:
-    """What decides how a recorded run goes on, as it was typed."""
+def choice_of(option: str, value: str, choices: Sequence[str]) -> Any:
+    """
+    Return the value of an option that has a few.
 
-    in_doubt: str = "fail"
-    on_divergence: str = "raise"
-
-    def checked(self, *also: str) -> Self:
-        """
-        Return this; *also* are further values of ``--on-divergence``.
-
-        Raises:
-            UsageProblem: for an unknown word.
-        """
-        from stepengine.journal import InDoubt, OnDivergence
-
-        for name, value, known in (
-            ("--in-doubt", self.in_doubt, get_args(InDoubt)),
-            ("--on-divergence", self.on_divergence, (*get_args(OnDivergence), *also)),
-        ):
-            if value not in known:
-                msg = f"{name} is {value!r}; it is one of {', '.join(known)}"
-                raise UsageProblem(msg)
-        return self
+    Raises:
+        UsageProblem: for any other.
+    """
+    if value not in choices:
+        msg = f"{option} is {value!r}; it is one of {', '.join(choices)}"
+        raise UsageProblem(msg)
+    return value
 
 
 def on_journal(options: Options, command: Callable[[Options], Exit], *, is_waiting: bool = False) -> Exit:

@@ -10,8 +10,8 @@ import attrs
 
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
-    GoingOn,
     agent_id_of,
+    choice_of,
     fields_of,
     find_journal,
     journal_at,
@@ -40,7 +40,7 @@ def replay_waiting(options: Options, files: Iterable[str], on_divergence: str) -
         files: Journals, folders of them, SQLite files, and names of runs; by default what `stepengine runs --waiting` lists.
         on_divergence: As it will be given to `stepengine resume`.
     """
-    keeps = GoingOn(on_divergence=on_divergence).checked().on_divergence == "keep"
+    keeps = choice_of("--on-divergence", on_divergence, ("raise", "stop", "keep")) == "keep"
     goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
     told: list[dict[str, Any]] = []
     for file in _waiting(files, last=options.last):

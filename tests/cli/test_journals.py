@@ -284,7 +284,7 @@ def test_fork_asks_models_anew_and_answers_tools_from_the_record(ended: str, scr
         "from #1 on: 2 model calls, 0 reused; of tools 1 answered from the record, 0 simulated, 0 performed"
         in said.stderr
     )
-    assert "recorded in run.fork-difference.jsonl" in said.stderr
+    assert "the new run is recorded in run.fork-difference.jsonl" in said.stderr
     assert Path("done.txt").read_text() == "onetwo"
     assert command("replay", "run.fork-difference.jsonl", "--agent", agent, "-q").stdout == "ONE yes\n"
 

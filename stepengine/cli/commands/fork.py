@@ -7,19 +7,20 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.bench import bench_for
+from stepengine.cli.bench import Bench, bench_for
 from stepengine.cli.commands.moving import Agents, fork_durable
 from stepengine.cli.deployment import App, Db, Pool
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,
     as_usage,
+    choice_of,
     follow_run,
     journal_at,
     limits_again,
@@ -32,18 +33,22 @@ from stepengine.cli.journals import (
 )
 from stepengine.cli.judging import Budget, Fresh, Simulate, purse_of
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
-from stepengine.cli.perform import print_result
+from stepengine.cli.perform import Run, print_result
 from stepengine.cli.recording import RunRecording
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
+    from stepengine.engine import Engine
     from stepengine.journal import ForkReport, Journal
+    from stepengine.journal.history import History
 
 __all__ = ("Branch", "fork")
 
 
+Perform: TypeAlias = "Callable[[Bench, dict[str, Any]], Run]"
+"""Runs a fork on a bench, given the agent, the limits and the new journal."""
 STORED = ("model_reply", "tool_result")
 
 
@@ -117,8 +122,9 @@ def fork(
     `stepengine undo --help`.
 
     With --tools models are asked after AT, or after the first difference, and the record answers tools: an equal recorded
-    call, then --simulate, then the tool itself where --tools says so. A call that none of these answers ends the run, and the exit code is 5. Model
-    calls that equal recorded ones are not made again, unless --fresh is given. --budget bounds what the others cost.
+    call, then --simulate, then the tool itself where --tools says so. A call that none of these answers ends the run, and
+    the exit code is 5. Model calls that equal recorded ones are not made again, unless --fresh is given. --budget bounds
+    what the others cost.
 
     With --db FILE is a durable run, whose fork is submitted there and its id printed; --agents are those of its release.
 
@@ -157,25 +163,19 @@ def fork(
         )
     branch = Branch(at, edit, into, allow_repeat, restore_files)
     options = attrs.evolve(options, journal=file, last=last)
-    if tools:
-        rules = _RecordRules(tools, simulate, fresh, budget)
-        return on_journal(options, lambda options: _fork_from_record(options, branch, rules))
-    return on_journal(options, lambda options: _fork(options, branch, answer or ()))
+    rules = _RecordRules(tools, simulate, fresh, budget)
+    prepare = partial(_from_record, branch, rules) if tools else partial(_live, branch, answer or ())
+    return on_journal(options, lambda options: _fork(options, branch, prepare))
 
 
-def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
-    from stepengine.journal.replayer import place_of
-
-    journal, given = journal_at(options.journal), answers_of(answers)
+def _fork(options: Options, branch: Branch, prepare: Callable[[Options, Journal, History], Perform]) -> Exit:
+    """Fork a run: *prepare* checks what was typed, and returns the function that runs the fork into its journal."""
+    journal = journal_at(options.journal)
     history = journal.history()
-    with as_usage():
-        at = place_of(history, branch.at)
-    refuse_foreign_yes(journal, history, at, edited=branch.edit is not None)
+    perform = prepare(options, journal, history)
     into = _target(options, branch)
     agent = recorded_agent(journal, options, history)
     bench = bench_for(options, agent, into="" if into is None else name_of(into), recorded=history)
-    edit = None if branch.edit is None else _edit(branch.edit)
-    limits = limits_again(journal, options)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
     origin = {"stem": options.stem or None, "at": branch.at}
     with RunRecording.begun(options, into, command="fork", forked_from=origin, **about) as recording:
@@ -183,10 +183,7 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
             msg = "a fork needs a journal: name one with --into FILE"
             raise UsageProblem(msg)
         made = recording.journal
-        root = options.cwd if branch.restore_files else None
-        fork = partial(bench.engine.start_fork, journal, at=branch.at, edit=edit, into=made, restore_files=root)
-        fork = partial(fork, allow_repeat=branch.allow_repeat)
-        run = follow_run(bench, lambda: fork(answers=given, agent=agent, limits=limits))
+        run = perform(bench, {"agent": agent, "limits": limits_again(journal, options), "into": made})
         recording.ended(run.result)
     stem = recording.stem if into is None else ""
     if not options.quiet:
@@ -194,65 +191,52 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     return print_result(run, attrs.evolve(options, journal=name_of(made), stem=stem), bench)
 
 
-def _fork_from_record(options: Options, branch: Branch, rules: _RecordRules) -> Exit:
-    """Fork a run whose tools the record answers."""
+def _live(branch: Branch, answers: Iterable[str], options: Options, journal: Journal, history: History) -> Perform:
+    from stepengine.journal.replayer import place_of
+
+    given, edit = answers_of(answers), None if branch.edit is None else _edit(branch.edit)
+    with as_usage():
+        at = place_of(history, branch.at)
+    refuse_foreign_yes(journal, history, at, edited=edit is not None)
+    live: dict[str, Any] = {"at": branch.at, "edit": edit, "answers": given, "allow_repeat": branch.allow_repeat}
+    live["restore_files"] = options.cwd if branch.restore_files else None
+    return lambda bench, asked: follow_run(bench, lambda: bench.engine.start_fork(journal, **live, **asked))
+
+
+def _from_record(branch: Branch, rules: _RecordRules, options: Options, journal: Journal, history: History) -> Perform:
+    """Return the function that runs a fork whose tools the record answers."""
     from stepengine.journal.provenance import has_known_permissions
     from stepengine.journal.recorded_forks import ForkTools, place_after
     from stepengine.judging.checks import function_at
 
-    if rules.tools not in get_args(ForkTools):
-        msg = f"--tools is {rules.tools!r}; it is one of {', '.join(get_args(ForkTools))}"
-        raise UsageProblem(msg)
-    tools = cast("ForkTools", rules.tools)
-    purse, simulate = purse_of(rules.budget), function_at(rules.simulate) if rules.simulate else None
-    journal = journal_at(options.journal)
-    history = journal.history()
+    choice_of("--tools", rules.tools, get_args(ForkTools))
     with as_usage():
         place_after(journal, branch.at or None)
     asks = any(
         each.type == "ask" and history.form(each)["purpose"] == "permission" for each in history.intents.values()
     )
-    if tools != "recorded" and asks and not has_known_permissions(journal):
+    if rules.tools != "recorded" and asks and not has_known_permissions(journal):
         msg = (
             f"{name_of(journal)} is not as your own commands left it, and its permissions would let calls run that nobody here "
             "allowed; --tools recorded performs none"
         )
         raise UsageProblem(msg)
-    into = _target(options, branch)
-    agent = recorded_agent(journal, options, history)
-    bench = bench_for(options, agent, into="" if into is None else name_of(into), recorded=history)
-    about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
-    origin = {"stem": options.stem or None, "at": branch.at}
-    reports: list[ForkReport] = []
-    with RunRecording.begun(options, into, command="fork", forked_from=origin, **about) as recording:
+    given: dict[str, Any] = {"tools": rules.tools, "at": branch.at or None, "reuse": not rules.fresh}
+    given["budget"] = purse_of(rules.budget)
+    given["simulate"] = function_at(rules.simulate) if rules.simulate else None
 
-        async def forked() -> RunResult:
-            made = await bench.engine.fork(
-                journal, tools=tools, at=branch.at or None, agent=agent, simulate=simulate, reuse=not rules.fresh,
-                limits=limits_again(journal, options), budget=purse, into=recording.journal,
-            )  # fmt: skip
-            reports.append(made)
-            return made.result
+    async def forked(engine: Engine, asked: dict[str, Any]) -> RunResult:
+        report: ForkReport = await engine.fork(journal, **given, **asked)
+        if not options.quiet:
+            complain(
+                f"from {report.broke_at} on: {report.model_calls} model calls, {report.reused} reused; of tools {report.served} "
+                f"answered from the record, {report.simulated} simulated, {report.performed} performed"
+                if report.broke_at
+                else "nothing differs from the record, so that no model was asked"
+            )
+        return report.result
 
-        run = perform_run(bench, forked)
-        recording.ended(run.result)
-    if not options.quiet:
-        complain(_told(reports[0]))
-    made = reports[0].journal
-    return print_result(
-        run, attrs.evolve(options, journal=name_of(made), stem=recording.stem if into is None else ""), bench
-    )
-
-
-def _told(report: ForkReport) -> str:
-    """Return how a fork went, in a line."""
-    if not report.broke_at:
-        return "nothing differs from the record, so that no model was asked"
-    made = (
-        f"from {report.broke_at} on: {report.model_calls} model calls, {report.reused} reused; of tools "
-        f"{report.served} answered from the record, {report.simulated} simulated, {report.performed} performed"
-    )
-    return f"{made}; recorded in {name_of(report.journal)}"
+    return lambda bench, asked: perform_run(bench, lambda: forked(bench.engine, asked))
 
 
 def _target(options: Options, branch: Branch) -> Journal | None:

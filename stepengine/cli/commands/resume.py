@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
@@ -15,10 +14,10 @@ from stepengine.cli.due_runs import resume_due
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     RESULT,
-    GoingOn,
     answer_with_result,
     answers_of,
     asks_again,
+    choice_of,
     follow_run,
     journal_at,
     limits_again,
@@ -159,7 +158,12 @@ def resume(
             options, file, agents=agents or (), every=(every or 1.0) if watch else None, at_once=at_once or 4,
             trusts=trust_answers,
         )  # fmt: skip
-    how = GoingOn(in_doubt or ("ask" if can_ask() else "fail"), on_divergence)
+    how = {
+        "in_doubt": choice_of("--in-doubt", in_doubt or ("ask" if can_ask() else "fail"), ("fail", "retry", "ask")),
+        "on_divergence": choice_of("--on-divergence", on_divergence, ("raise", "stop", "keep", "extend")),
+        "allow_repeat": allow_repeat,
+        "now": now,
+    }
     extends = on_divergence == "extend"
     if allow_repeat and not extends:
         msg = "--allow-repeat needs --on-divergence extend"
@@ -167,9 +171,7 @@ def resume(
     options = attrs.evolve(options, journal=file, last=last, script=script)
     return on_journal(
         options,
-        lambda options: _resume(
-            options, answer or (), how, allow_repeat=allow_repeat, trusts=trust_answers, now=now, sign=sign
-        ),
+        lambda options: _resume(options, answer or (), how, trusts=trust_answers, sign=sign),
         is_waiting=not extends,
     )
 
@@ -219,20 +221,10 @@ def _decision(question: Question) -> AnswerLike | None:
             return answer_with_result(typed)
 
 
-def _resume(
-    options: Options,
-    answers: Iterable[str],
-    how: GoingOn,
-    *,
-    allow_repeat: bool,
-    trusts: bool,
-    now: bool,
-    sign: str,
-) -> Exit:
+def _resume(options: Options, answers: Iterable[str], how: dict[str, Any], *, trusts: bool, sign: str) -> Exit:
     from stepengine.journal.provenance import has_known_permissions
 
-    in_doubt, divergence = cast("Any", attrs.astuple(how.checked("extend")))
-    extends = divergence == "extend"
+    extends = how["on_divergence"] == "extend"
     journal, given = journal_at(options.journal, sign=sign), answers_of(answers)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
@@ -241,13 +233,12 @@ def _resume(
     limits = limits_again(journal, options)
     if not extends:
         _refuse_waiting(history, given)
-    if in_doubt == "ask" and can_ask():
+    if how["in_doubt"] == "ask" and can_ask():
         given |= looked_at(history, given)
-    asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again, now=now)
-    asked = partial(asked, allow_repeat=allow_repeat)
+    how |= {"agent": agent, "limits": limits, "ask_again": again}
     models = options.models or None
     try:
-        run = follow_run(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits, agent_models=models))
+        run = follow_run(bench, lambda: bench.engine.start_resume(journal, answers=given, agent_models=models, **how))
     except (MissingKey, UnknownModel):
         # Nothing was shown yet, and the question tells why a key is needed.
         waiting = [question for _, question in history.open_questions().values() if question.id not in given]
