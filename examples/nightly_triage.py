@@ -2,7 +2,7 @@
 A nightly triage that is asleep most of its life: a schedule starts it, three children work in the background, a webhook and a person answer.
 
 ``python examples/nightly_triage.py`` needs no key: the model plays a written reply, and a night passes on a clock that is advanced.
-To go live, leave ``models=`` and ``clock=`` out, set OPENAI_API_KEY, and let ``stepengine wake runs --watch`` start and wake it.
+To go live, leave ``models=`` and ``clock=`` out, set OPENAI_API_KEY, and let ``stepengine resume --due runs --watch`` start and wake it.
 """
 
 import asyncio

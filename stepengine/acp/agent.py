@@ -51,7 +51,7 @@ __all__ = ("EditorAgent", "MakeEngine")
 PAGE = 50
 PATIENCE = 10 * 365 * 86_400.0
 """Seconds that a question stays open: for ever, but that a run which only waits for a time or a message is suspended."""
-WAKE = "/wake"
+RESUME = "/resume"
 """What a person says to a run that sleeps, to have it go on now."""
 REASONS = {
     RunStatus.CANCELLED: "cancelled",
@@ -498,7 +498,7 @@ class EditorAgent:
         try:
             if (session.handle is None or session.handle.done) and session.asleep is not None:
                 is_over = await self._caught_up(session)
-                if (is_over and _wakes(said)) or not (is_over or await self._wake_run(session, said)):
+                if (is_over and _resumes(said)) or not (is_over or await self._wake_run(session, said)):
                     return schema.PromptResponse(stop_reason="end_turn")
                 if is_over:
                     await self._begin(session, said)
@@ -586,8 +586,8 @@ class EditorAgent:
 
         assert session.asleep is not None  # noqa: S101
         turn, before = session.asleep
-        is_woken = _wakes(said)
-        text = said.text.strip().removeprefix(WAKE).strip() if is_woken else said.text
+        is_woken = _resumes(said)
+        text = said.text.strip().removeprefix(RESUME).strip() if is_woken else said.text
         journal = FileJournal(turn.journal)
         if not is_woken and not await asyncio.to_thread(is_due, journal, before.waits_for, datetime.now(UTC)):
             await self._tell_text(session, _sleeping(before))
@@ -803,12 +803,14 @@ def _asleep(turn: PromptRun, result: RunResult) -> tuple[PromptRun, RunResult] |
     return (turn, result) if is_asleep else None
 
 
-def _wakes(said: prompts.EditorPrompt) -> bool:
-    return said.text.strip().partition(" ")[0] == WAKE
+def _resumes(said: prompts.EditorPrompt) -> bool:
+    return said.text.strip().partition(" ")[0] == RESUME
 
 
 def _sleeping(result: RunResult) -> str:
-    return f"{waits_in_words(result.waits_for)} It goes on with the next prompt after that; {WAKE} wakes it now.\n\n"
+    return (
+        f"{waits_in_words(result.waits_for)} It goes on with the next prompt after that; {RESUME} resumes it now.\n\n"
+    )
 
 
 async def _send_if_connected(telling: Any) -> None:

@@ -31,10 +31,10 @@ Parsed: TypeAlias = Any
 
 
 AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-RUNNING = ("run", "chat", "ask", "resume", "replay", "fork", "extend")
+RUNNING = ("run", "chat", "ask", "resume", "replay", "fork")
 """Those that leave with any of the exit codes."""
 LOCAL = (
-    *RUNNING, "show", "runs", "studio", "eval", "test", "debug", "undo", "acp", "ready", "wake", "mcp serve", "agents list", "config doctor",
+    *RUNNING, "show", "runs", "studio", "eval", "test", "debug", "undo", "acp", "mcp serve", "agents list", "config doctor",
     "config policy", "compare impact", "compare blame", "compare pin", "compare improve", "journal export", "journal import",
     "deploy release",
 )  # fmt: skip

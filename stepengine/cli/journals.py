@@ -10,12 +10,11 @@ import secrets
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from attrs import frozen
 
-from stepengine.cli.bench import Bench
+from stepengine.cli.bench import Bench, bench_for
 from stepengine.cli.exits import Exit, complain, explain_errors
 from stepengine.cli.options import Options
 from stepengine.cli.perform import Run, interrupt, options_again, result_of, resume_hint, watch_run
@@ -39,14 +38,13 @@ from stepengine.errors import (
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.data.state import RunResult
-    from stepengine.journal import Journal
+    from stepengine.journal import Journal, OnDivergence
     from stepengine.journal.history import History
     from stepengine.journal.records import Address
     from stepengine.runtime.handle import RunHandle
 
 __all__ = (
     "RESULT",
-    "GoingOn",
     "Interrupted",
     "agent_id_of",
     "agent_of",
@@ -54,6 +52,8 @@ __all__ = (
     "answers_of",
     "as_usage",
     "asks_again",
+    "choice_of",
+    "fields_of",
     "find_journal",
     "follow_run",
     "hooks_of",
@@ -69,13 +69,14 @@ __all__ = (
     "readable_journal",
     "recorded_agent",
     "refuse_foreign_yes",
+    "repeat",
     "spread",
 )
 
 RESULT = "result:"
 """What an answer starts with that says what came of an effect in doubt."""
 BY = "command line"
-ADVISED = re.compile(r"stepengine (?:extend|fork|resume) \S+(?: --at '[^']*'| --on-divergence keep)?")
+ADVISED = re.compile(r"stepengine (?:fork|resume) \S+(?: --at '[^']*'| --on-divergence (?:keep|extend))?")
 PLAIN_ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+")
 
 
@@ -87,30 +88,17 @@ class Interrupted(Exception):
         self.number = number
 
 
-@frozen
-class GoingOn:
-    """What decides how a recorded run goes on, as it was typed."""
+def choice_of(option: str, value: str, choices: Sequence[str]) -> Any:
+    """
+    Return the value of an option that has a few.
 
-    in_doubt: str = "fail"
-    on_divergence: str = "raise"
-
-    def checked(self) -> Self:
-        """
-        Return this.
-
-        Raises:
-            UsageProblem: for an unknown word.
-        """
-        from stepengine.journal import InDoubt, OnDivergence
-
-        for name, value, kind in (
-            ("--in-doubt", self.in_doubt, InDoubt),
-            ("--on-divergence", self.on_divergence, OnDivergence),
-        ):
-            if value not in get_args(kind):
-                msg = f"{name} is {value!r}; it is one of {', '.join(get_args(kind))}"
-                raise UsageProblem(msg)
-        return self
+    Raises:
+        UsageProblem: for any other.
+    """
+    if value not in choices:
+        msg = f"{option} is {value!r}; it is one of {', '.join(choices)}"
+        raise UsageProblem(msg)
+    return value
 
 
 def on_journal(options: Options, command: Callable[[Options], Exit], *, is_waiting: bool = False) -> Exit:
@@ -379,6 +367,24 @@ def perform_run(bench: Bench, make: Callable[[], Coroutine[object, Any, RunResul
                     raise Interrupted(received[0]) from None
 
     return watch_run(ended, bench.progress)
+
+
+def repeat(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult:
+    """Return what the present code makes of a recorded run; nothing is performed."""
+    history = journal.history()
+    agent = recorded_agent(journal, options, history)
+    bench = bench_for(options, agent, performs=False, recorded=history)
+
+    async def ended() -> RunResult:
+        async with bench.engine:
+            return await bench.engine.replay(journal, agent=agent, on_divergence=on_divergence)
+
+    return asyncio.run(ended())
+
+
+def fields_of(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
+    """Return the fields that differ, as JSON."""
+    return [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
 
 
 def follow_run(bench: Bench, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> Run:

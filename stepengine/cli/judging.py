@@ -35,7 +35,7 @@ __all__ = (
     "Budget",
     "CheckText",
     "Fresh",
-    "RerunCase",
+    "RecordedCase",
     "Simulate",
     "Tools",
     "Yes",
@@ -75,7 +75,7 @@ Made = TypeVar("Made")
 
 
 @frozen
-class RerunCase:
+class RecordedCase:
     """A recorded run with the agent of today and what it is performed with."""
 
     file: str
@@ -85,7 +85,7 @@ class RerunCase:
     bench: Bench
 
 
-def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[RerunCase] = ()) -> RerunCase:
+def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[RecordedCase] = ()) -> RecordedCase:
     """
     Return a recorded run with its agent, and say which file that comes from.
 
@@ -107,7 +107,7 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Rer
     agent, hooks = recorded_agent(journal, options, history), hooks_of(history)
     same = next((case for case in beside if (case.agent, case.hooks) == (agent, hooks)), None)
     if same is not None:
-        return RerunCase(file, journal, same.agent, hooks, same.bench)
+        return RecordedCase(file, journal, same.agent, hooks, same.bench)
     if not options.quiet:
         member = member_of(agent)
         place = None if member else agent_place(options.agent or agent.id, folders=options.settings.agent_folders)
@@ -115,7 +115,7 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Rer
     for said in other_versions(history):
         complain(f"warning: {said}")
     bench = bench_for(attrs.evolve(options, quiet=True), agent, performs=performs, recorded=history)
-    return RerunCase(file, journal, agent, hooks, bench)
+    return RecordedCase(file, journal, agent, hooks, bench)
 
 
 # --- money ----------------------------------------------------------------------------------------------------------

@@ -95,9 +95,6 @@ GROUPS = {
         "send": ListedCommand("commands.send:send", "Send a message or an answer to a run, in any process."),
         "cancel": ListedCommand("commands.cancel:cancel", "Cancel a run in another process."),
         "acp": ListedCommand("commands.acp:acp", "Serve an agent to an editor; the editor starts this command."),
-        "extend": ListedCommand("commands.extend:extend", "Record a run again where its agent was changed."),
-        "ready": ListedCommand("commands.ready:ready", "Say which waiting runs go on with the present code."),
-        "wake": ListedCommand("commands.wake:wake", "Go on with runs that sleep, when their time has come."),
     },
     "Groups of commands": {},
 }

@@ -224,7 +224,7 @@ def _tell_waits(result: RunResult, again: str) -> None:
             complain(f"send it with: stepengine send {file} --topic {shlex.quote(one.topic)} JSON{path}")
     if others and again:
         early = f"; now, whatever the time is: {again} --now" if result.wakes_at is not None else ""
-        complain(f"`stepengine wake` goes on with it then, or by hand: {again}{early}")
+        complain(f"`stepengine resume --due` resumes it then; to resume it yourself: {again}{early}")
 
 
 def ending_of(run: Run) -> str:

@@ -429,7 +429,7 @@ class EffectRow(NamedTuple):
         starts_run: Whether it starts a run at a path below its own.
         follows_children: Whether its outcome depends on which children in the background have ended.
         changes_world: Whether it runs code that may change something outside the run: a tool's or the author's. A replay may perform it
-            for real, a rerun may simulate it, and cutting it off needs ``allow_repeat``.
+            for real, a fork may simulate it, and cutting it off needs ``allow_repeat``.
         replaced_by: What a fork puts in place of its outcome, as the editor names it; ``""`` where the outcome cannot be replaced.
     """
 

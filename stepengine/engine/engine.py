@@ -17,12 +17,11 @@ from stepengine.data.questions import checked_interactor
 from stepengine.engine.event_loops import need_loop, refuse_trio
 from stepengine.engine.options import (
     AgentLike,
-    ExtendOptions,
     ForkOptions,
     ModelsLike,
     Overrides,
+    RecordedForkOptions,
     ReplayOptions,
-    RerunOptions,
     ResumeOptions,
     RunOptions,
     SessionsLike,
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
     from stepengine.engine.stepping import Stepper, Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
+    from stepengine.journal.recorded_forks import ForkReport
     from stepengine.journal.replayer import Leeway
-    from stepengine.journal.rerunning import Rerun
     from stepengine.models.files import Files
     from stepengine.permissions import Policy, PolicyFile, Rule
     from stepengine.runtime.clock import Clock
@@ -111,7 +110,7 @@ class Engine:
             with ``blocking = True`` are called in a thread. Without a store every run stands for itself.
         child_sessions: Whether the conversations of children are kept, too, as sessions that name the one they began in.
         sleep_in_process: Seconds up to which a recorded run waits for a time in this process; for a longer one it is
-            suspended when nothing else of it is at work, and `stepengine wake` or ``resume`` continues it. 60 by default; 0
+            suspended when nothing else of it is at work, and `stepengine resume --due` or ``resume`` continues it. 60 by default; 0
             for never, ``math.inf`` for always. A run that is not recorded always waits here.
 
     Raises:
@@ -390,6 +389,10 @@ class Engine:
 
         What is recorded is not done again. A run that has ended gives its result again, and nothing is performed.
 
+        With ``on_divergence="extend"`` a run whose agent was edited is recorded anew from the first difference on, also one that
+        has ended. The journal is replaced when the run has ended or waits for an answer, and stays as it is when the run
+        fails. The old one is kept as ``run.before-1.jsonl``, or in an SQLite file as the run ``RUN-before-1``.
+
         Args:
             journal: The journal, or the path of its file.
             options: See ``ResumeOptions``.
@@ -397,7 +400,8 @@ class Engine:
         Raises:
             AgentError: when the engine has no agent of the recorded id.
             AnswerRejected: when an answer fits no open question, or was given before; nothing is changed.
-            JournalError: when the journal is locked, damaged, of a newer version, holds no run, or cannot be written.
+            JournalError: when the journal is locked, damaged, of a newer version, holds no run, or cannot be written; when
+                something that changed the world would be repeated.
             MissingKey: when the run goes on and there is no key for its model.
             ReplayDivergence: when the handler does something else than is recorded.
         """
@@ -412,7 +416,8 @@ class Engine:
         """
         Repeat a recorded run; nothing is performed, so no model, no tool, no network and no key is needed.
 
-        With ``live={"tool_call"}`` tools really run, and must come to the recorded results.
+        With ``live={"tool_call"}`` tools really run, and must come to the recorded results. With ``live={"model_call"}`` models
+        answer anew against the recorded results of tools.
 
         The result's journal is what the replay would have recorded: that of an unchanged agent is equal byte for byte.
 
@@ -431,86 +436,46 @@ class Engine:
         asked = read_options("replay", ReplayOptions, options)
         return await runs.replay(journal, partial(self._launch, **_of_launch(asked)), **asked)
 
-    async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult:
+    @overload
+    async def fork(self, journal: JournalLike, **options: Unpack[ForkOptions]) -> RunResult: ...
+    @overload
+    async def fork(self, journal: JournalLike, **options: Unpack[RecordedForkOptions]) -> ForkReport: ...
+    async def fork(self, journal: JournalLike, **options: Any) -> RunResult | ForkReport:
         """
-        Record a run again after its agent was changed: what is recorded and still equal is kept, the rest goes live.
+        Branch a recorded run: keep it up to one place, and continue from there in a journal of its own, which the result names.
 
-        The journal is replaced when the run has ended or waits for an answer; it stays as it is when the run fails. What was
-        recorded before stays beside it: ``run.before-1.jsonl``, or in an SQLite file the run ``RUN-before-1``.
+        Without ``tools=`` everything after the place ``at=`` happens.
 
-        Args:
-            journal: The journal, or the path of its file.
-            options: See ``ExtendOptions``.
-
-        Raises:
-            AgentError: when the engine has no agent of the recorded id.
-            JournalError: when the journal is damaged, of a newer version, holds no run, or cannot be written; when something
-                that changed the world would be repeated.
-            MissingKey: when there is no key for the model.
-        """
-        need_loop("extend()", "extend_sync()")
-        from stepengine.journal import runs
-
-        asked = read_options("extend", ExtendOptions, options)
-        launch = partial(self._launch, **_of_launch(asked))
-        return await runs.extend(journal, launch, **asked)
-
-    def extend_sync(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult:
-        """Do what ``extend`` does for synchronous code."""
-        return self._loop_thread.run(lambda: self.extend(journal, **options))
-
-    async def fork(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult:
-        """
-        Go on from the middle of a recorded run, in a journal of its own, which the result names.
+        With ``tools=`` models are asked after the place, by default the first difference, and the record answers tools. A call
+        is answered by an equal recorded one, by ``simulate=``, by the tool itself where ``tools=`` permits it, or not at all:
+        then the run ends there, and ``refused`` of the ``ForkReport`` names the call. Questions have their recorded answers,
+        or suspend the run.
 
         Args:
             journal: The journal, or the path of its file; it is only read.
-            at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none.
-            options: See ``ForkOptions``.
+            options: See ``ForkOptions``; with ``tools=`` see ``RecordedForkOptions``.
 
         Raises:
             AgentError: when the engine has no agent of the recorded id.
+            InputError: when neither ``at=`` nor ``tools=`` is given.
             JournalError: when there is no such effect, it has no result, its outcome cannot be edited, or something that
-                changed the world would be repeated.
+                changed the world would be repeated; when *simulate* fails.
+            MissingKey: when there is no key for the model.
             ReplayDivergence: when the kept part does not fit the code.
         """
         need_loop("fork()", "fork_sync()")
         from stepengine.journal import as_journal, runs
 
+        if "tools" in options:
+            from stepengine.journal.recorded_forks import fork_from_record
+
+            asked = read_options("fork", RecordedForkOptions, options)
+            launch = partial(self._launch, **_of_launch(asked))
+            return await fork_from_record(journal, launch, **asked)
         asked = read_options("fork", ForkOptions, options)
         source = as_journal(journal)
-        other = _of_launch(asked)
-        return await runs.fork(source, partial(self._launch, **other, forked=source), at=at, **asked)
-
-    async def rerun(self, journal: JournalLike, **options: Unpack[RerunOptions]) -> Rerun:
-        """
-        Repeat a recorded run for nothing up to one place, and go on from there with models that are asked anew.
-
-        After that place a tool call is answered from the record when an equal one stands there, by *simulate*, by the tool
-        itself where *tools* permits it, or not at all: then the run ends there, and ``refused`` names the call. Questions
-        have their recorded answers, or suspend the run.
-
-        Args:
-            journal: The journal, or the path of its file; it is only read.
-            options: See ``RerunOptions``.
-
-        Raises:
-            AgentError: when the engine has no agent of the recorded id.
-            JournalError: when the journal is damaged, of a newer version, holds no run, or has no effect *at*; when
-                *simulate* fails.
-            MissingKey: when there is no key for the model.
-            ReplayDivergence: when what is recorded before *at* does not fit the code.
-        """
-        need_loop("rerun()", "rerun_sync()")
-        from stepengine.journal.rerunning import rerun
-
-        asked = read_options("rerun", RerunOptions, options)
-        other = _of_launch(asked)
-        return await rerun(journal, partial(self._launch, **other), **asked)
-
-    def rerun_sync(self, journal: JournalLike, **options: Unpack[RerunOptions]) -> Rerun:
-        """Do what ``rerun`` does for synchronous code."""
-        return self._loop_thread.run(lambda: self.rerun(journal, **options))
+        launch = partial(self._launch, **_of_launch(asked), forked=source)
+        return await runs.fork(source, launch, **asked)
 
     async def start_resume(self, journal: JournalLike, **options: Unpack[StartResumeOptions]) -> RunHandle:
         """
@@ -531,11 +496,9 @@ class Engine:
         launch = BackgroundLaunch(self._launcher, other, raises=raises, patience=patience)
         return await launch.handle(runs.resume(journal, launch, **asked))
 
-    async def start_fork(
-        self, journal: JournalLike, *, at: int | str, **options: Unpack[StartForkOptions]
-    ) -> RunHandle:
+    async def start_fork(self, journal: JournalLike, **options: Unpack[StartForkOptions]) -> RunHandle:
         """
-        Go on from the middle of a recorded run in the background; arguments and errors are those of ``fork``.
+        Go on from the middle of a recorded run in the background; arguments and errors are those of ``fork`` without ``tools=``.
 
         ``wait_for_answers=`` says how long its questions stay open for ``handle.answer``.
         """
@@ -549,7 +512,7 @@ class Engine:
         other = _of_launch(asked)
         patience = asked.pop("wait_for_answers", 0.0)
         launch = BackgroundLaunch(self._launcher, {**other, "forked": source}, raises=True, patience=patience)
-        return await launch.handle(runs.fork(source, launch, at=at, **asked))
+        return await launch.handle(runs.fork(source, launch, **asked))
 
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult:
         """Do what ``resume`` does for synchronous code."""
@@ -559,9 +522,14 @@ class Engine:
         """Do what ``replay`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.replay(journal, **options))
 
-    def fork_sync(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult:
+    @overload
+    def fork_sync(self, journal: JournalLike, **options: Unpack[ForkOptions]) -> RunResult: ...
+    @overload
+    def fork_sync(self, journal: JournalLike, **options: Unpack[RecordedForkOptions]) -> ForkReport: ...
+    def fork_sync(self, journal: JournalLike, **options: Any) -> RunResult | ForkReport:
         """Do what ``fork`` does for synchronous code."""
-        return self._loop_thread.run(lambda: self.fork(journal, at=at, **options))
+        forked: RunResult | ForkReport = self._loop_thread.run(lambda: self.fork(journal, **options))
+        return forked
 
     async def _launch(self, session: JournaledRun, **changes: Any) -> RunResult:
         """Run the session of a recorded run to its end; *changes* are those of ``Launcher.again``."""
@@ -597,7 +565,7 @@ class Engine:
         Send a message to a run: what its ``Receive`` on that topic gets next.
 
         It is on the disk when this returns, in the mailbox beside the journal, whoever holds the run. One that sleeps and waits
-        for it is due at once for `stepengine wake`; one that is under way, here or elsewhere, gets it within moments.
+        for it is due at once for `stepengine resume --due`; one that is under way, here or elsewhere, gets it within moments.
 
         Args:
             run: A handle, the id of a run (or session) that is under way in this engine, or a journal or the path of its file.

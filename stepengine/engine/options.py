@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Required, TypeAlias, TypedDict
 
 from stepengine.data.alike import list_names
 from stepengine.data.checks import FLAG, NUMBER, TEXT, Fine, an_instance, or_none
@@ -17,7 +17,7 @@ from stepengine.errors import InputError, ReplayDivergence
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
-    from stepengine.journal.rerunning import Purse, RerunTools, Simulator
+    from stepengine.journal.recorded_forks import ForkTools, Purse, Simulator
     from stepengine.journal.undoing import Roots
     from stepengine.models import Models, Provider
     from stepengine.sessions import SessionStore, VersionedStore
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 __all__ = (
     "LIMITS",
     "AgentLike",
-    "ExtendOptions",
     "ForkOptions",
     "ModelsLike",
     "Overrides",
+    "RecordedForkOptions",
     "ReplayOptions",
-    "RerunOptions",
     "ResumeOptions",
     "RunOptions",
     "SessionsLike",
@@ -114,7 +113,8 @@ class ReplayOptions(TypedDict, total=False):
     Attributes:
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         live: Kinds of effects that are performed for real: ``"tool_call"`` and ``"perform"``, whose results
-            must be the recorded ones. Models answer anew in ``rerun``.
+            must be the recorded ones; or ``"model_call"`` alone: models answer anew, calls get the recorded results of equal
+            calls, and the first call that is not recorded is the divergence.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
             at once.
         complete: Whether the run has to come by every record (default), or may end before.
@@ -138,7 +138,8 @@ class ResumeOptions(TypedDict, total=False):
     What ``resume`` takes beside a journal.
 
     Attributes:
-        answers: Answers to the open questions, by question id or text.
+        answers: Answers to the open questions, by question id or text; with ``on_divergence="extend"`` also to those that
+            the run will ask.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         limits: Other limits than the recorded ones, such as more steps.
         agent_models: Other models than the recorded ones, as for ``run``, for what is not recorded yet. A step that is
@@ -151,7 +152,10 @@ class ResumeOptions(TypedDict, total=False):
             error, ``"keep"`` uses the recorded outcome where an effect of the same kind (a model call, a tool call, ...) is
             recorded there, with another prompt, model, tool description or input. What was accepted is written down, so
             that later replays accept exactly that. Where the kinds differ, or effects were added or removed, it raises.
-            After the last record the code runs as it is now.
+            After the last record the code runs as it is now. ``"extend"`` keeps what is still equal, records anew from the
+            first difference on, and replaces the journal at the end unless the run failed.
+        allow_repeat: With ``on_divergence="extend"``: continue although effects that are cut off changed the world and may
+            happen again.
         ask_again: Whether permissions are asked for again that are recorded for calls which have not begun, or for good:
             for a journal that comes from somebody else, who could have written any yes into it. False by default: a
             program knows its journals, wherever they were moved. What stood there is kept beside the journal. Permissions
@@ -165,7 +169,8 @@ class ResumeOptions(TypedDict, total=False):
     limits: Limits | None
     agent_models: Mapping[str, str] | None
     in_doubt: InDoubt
-    on_divergence: OnDivergence
+    on_divergence: OnDivergence | Literal["extend"]
+    allow_repeat: bool
     ask_again: bool
     now: bool
 
@@ -182,62 +187,12 @@ class StartResumeOptions(ResumeOptions, total=False):
     wait_for_answers: float | None
 
 
-class ExtendOptions(TypedDict, total=False):
-    """
-    What ``extend`` takes beside a journal.
-
-    Attributes:
-        answers: Answers to questions that the run will ask, by question id or text.
-        agent: Id or definition of the agent; by default the engine's agent that the journal names.
-        limits: Other limits than the recorded ones.
-        agent_models: Other models than the recorded ones, as for ``resume``.
-        allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
-        ask_again: Whether permissions are asked for again, but for calls whose results are recorded with them: for a journal
-            that comes from somebody else, as with ``resume``.
-    """
-
-    answers: Mapping[str, AnswerLike] | None
-    agent: AgentLike | None
-    limits: Limits | None
-    agent_models: Mapping[str, str] | None
-    allow_repeat: bool
-    ask_again: bool
-
-
-class RerunOptions(TypedDict, total=False):
-    """
-    What ``rerun`` takes beside a journal.
-
-    Attributes:
-        at: The effect that is asked for anew: a number of the root's effects, or ``"path#number"``; by default the first
-            that is not as recorded. With 0, and *reuse* false, a model answers anew from its first call on.
-        agent: Id or definition of the agent; by default the engine's agent that the journal names.
-        tools: Which calls are performed that nothing else answers: ``"recorded"`` for none (default), ``"idempotent"`` for
-            those of tools that are ``idempotent`` or ``read_only`` and of ``Perform.idempotent``, ``"working-copy"`` for all,
-            where tools work on something that may be thrown away.
-        simulate: A function of a ``Called`` and of the recorded calls of the same name, which makes up what a call gives that
-            is not recorded: a ``ToolResult``, text, JSON, an error, or ``None`` when it cannot say.
-        reuse: Whether a model call that equals a recorded one is answered by that (default), or asked anew.
-        limits: Other limits than the recorded ones.
-        budget: US dollars that model calls may cost, or a ``Purse`` that several reruns share.
-        into: Where the new journal goes; by default into memory.
-    """
-
-    at: int | str | None
-    agent: AgentLike | None
-    tools: RerunTools
-    simulate: Simulator | None
-    reuse: bool
-    limits: Limits | None
-    budget: Purse | Decimal | float | str | None
-    into: JournalLike | None
-
-
 class ForkOptions(TypedDict, total=False):
     """
-    What ``fork`` takes beside a journal and a place.
+    What ``fork`` takes beside a journal; for what it takes with ``tools=`` see ``RecordedForkOptions``.
 
     Attributes:
+        at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none.
         edit: Another outcome for the last effect that is kept: a value, or a function from the recorded one to it.
         answers: Answers to questions that are open there, by question id or text.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
@@ -250,6 +205,7 @@ class ForkOptions(TypedDict, total=False):
         run_id: The id of the new run; by default one that begins with the id of its parent.
     """
 
+    at: Required[int | str]
     edit: Any
     answers: Mapping[str, AnswerLike] | None
     agent: AgentLike | None
@@ -261,9 +217,38 @@ class ForkOptions(TypedDict, total=False):
     run_id: str
 
 
+class RecordedForkOptions(TypedDict, total=False):
+    """
+    What ``fork`` takes with ``tools=``: models are asked after the place, and the record answers tools.
+
+    Attributes:
+        tools: Which calls are performed that nothing else answers: ``"recorded"`` for none, ``"idempotent"`` for those of tools
+            that are ``idempotent`` or ``read_only`` and of ``Perform.idempotent``, ``"working-copy"`` for all, where tools
+            work on something that may be thrown away.
+        at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none. By default that
+            before the first one that is not as recorded. With -1, and *reuse* false, a model answers anew from its first call on.
+        agent: Id or definition of the agent; by default the engine's agent that the journal names.
+        simulate: A function of a ``Called`` and of the recorded calls of the same name, which makes up what a call gives that
+            is not recorded: a ``ToolResult``, text, JSON, an error, or ``None`` when it cannot say.
+        reuse: Whether a model call that equals a recorded one is answered by that (default), or asked anew.
+        limits: Other limits than the recorded ones.
+        budget: US dollars that model calls may cost, or a ``Purse`` that several forks share.
+        into: Where the new journal goes; by default into memory.
+    """
+
+    tools: Required[ForkTools]
+    at: int | str | None
+    agent: AgentLike | None
+    simulate: Simulator | None
+    reuse: bool
+    limits: Limits | None
+    budget: Purse | Decimal | float | str | None
+    into: JournalLike | None
+
+
 class StartForkOptions(ForkOptions, total=False):
     """
-    What ``start_fork`` takes beside a journal and a place: the options of ``fork``, and how long questions stay open.
+    What ``start_fork`` takes beside a journal: the options of ``fork``, and how long questions stay open.
 
     Attributes:
         wait_for_answers: As with ``start_resume``.

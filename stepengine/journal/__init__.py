@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stepengine.journal.following import Follower, News
     from stepengine.journal.mend import Edit, Report, Sealed, check, repair, scrub, sealed
     from stepengine.journal.questions import InDoubt
-    from stepengine.journal.rerunning import Called, Purse, Rerun
+    from stepengine.journal.recorded_forks import Called, ForkReport, Purse
     from stepengine.journal.runs import OnDivergence
     from stepengine.journal.scanning import Leak, scan
     from stepengine.journal.show import machine_data
@@ -78,10 +78,10 @@ else:
                 "sealed",
             ),
             "stepengine.journal.questions": ("InDoubt",),
-            "stepengine.journal.rerunning": (
+            "stepengine.journal.recorded_forks": (
                 "Called",
                 "Purse",
-                "Rerun",
+                "ForkReport",
             ),
             "stepengine.journal.runs": ("OnDivergence",),
             "stepengine.journal.scanning": (
@@ -122,6 +122,7 @@ __all__ = (
     "Edit",
     "FileJournal",
     "Follower",
+    "ForkReport",
     "InDoubt",
     "Journal",
     "JournalLike",
@@ -136,7 +137,6 @@ __all__ = (
     "RedactValue",
     "Redactor",
     "Report",
-    "Rerun",
     "Sealed",
     "SecretFound",
     "SigningKey",

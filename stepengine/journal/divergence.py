@@ -116,9 +116,10 @@ def _advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
             "  to go on where the run stopped, with what is recorded:",
             f"    {how}  or  stepengine resume {file} --on-divergence keep   asks no model again",
         ]
+    how = 'engine.resume(journal, on_divergence="extend")'
     lines += [
         "  to go on from here with the new code:",
-        f"    engine.extend(journal)  or  stepengine extend {file}   keeps what is still equal and records the rest again",
+        f"    {how}  or  stepengine resume {file} --on-divergence extend   keeps what is still equal and records the rest again",
     ]
     if seq > 0:
         at = shown_address(path, seq - 1)

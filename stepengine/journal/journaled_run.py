@@ -42,7 +42,7 @@ from stepengine.journal.history import (
     stop_of,
 )
 from stepengine.journal.mailbox import Letter, Mailbox
-from stepengine.journal.modes import Adding, Extending, Mode, Recording, Replaying, Rerunning, Resuming, Walking
+from stepengine.journal.modes import Adding, Extending, Forking, Mode, Recording, Replaying, Resuming, Walking
 from stepengine.journal.ordering import in_address_order
 from stepengine.journal.provenance import is_own, record_own
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
@@ -75,7 +75,7 @@ Around: TypeAlias = "Callable[[Performer, Callable[[str, Usage], Decimal | None]
 
 class JournaledRun:
     """
-    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``extend``, ``new`` and ``rerun``.
+    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``rerecord``, ``new`` and ``fork``.
 
     Attributes:
         mode: What is done with the journal.
@@ -231,7 +231,7 @@ class JournaledRun:
         return run
 
     @classmethod
-    def extend(
+    def rerecord(
         cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, leeway: Leeway | None = None
     ) -> JournaledRun:
         """
@@ -258,7 +258,7 @@ class JournaledRun:
         return cls._again(Adding(), journal, answers, leeway)
 
     @classmethod
-    def rerun(
+    def fork(
         cls, journal: Journal, replayer: Callable[[JournaledRun, RecordedPart], Replayer], around: Around
     ) -> JournaledRun:
         """
@@ -269,7 +269,7 @@ class JournaledRun:
             replayer: Makes what says where that place is, and what answers after it.
             around: Wraps the performer of what is live, given the prices of models.
         """
-        run = cls._again(Rerunning(), journal, None, None, around)
+        run = cls._again(Forking(), journal, None, None, around)
         assert run.past is not None  # noqa: S101 - it was read from the journal
         run.replayer = replayer(run, run.past)
         return run
@@ -875,12 +875,14 @@ class JournaledRun:
     def _bed(self, finished: Finished) -> Bed | None:
         """Return where the run sleeps now, or slept until now; for a run that never waits, nothing is looked up."""
         is_asleep = finished.status is RunStatus.SUSPENDED
-        slept = self.past is not None and self.mode.goes_on(self.past.history) and bool(self.past.history.waits())
-        if not self.mode.takes_letters or self.source.stable or not (is_asleep or slept):
+        extends = self.mode.cuts_off
+        past = None if self.past is None else self.past.history
+        slept = past is not None and (extends or self.mode.goes_on(past)) and bool(past.waits())
+        if not (self.mode.takes_letters or extends) or self.source.stable or not (is_asleep or slept):
             return None
         from stepengine.journal.sleeping import bed_of
 
-        return bed_of(self.journal)
+        return bed_of(self.source if extends else self.journal)
 
     def _lie_down(self, bed: Bed, waits: Sequence[Waits], agent_id: str) -> None:
         """Note when the run wakes, before its suspension is durable; what is not noted is found in the journal."""
@@ -917,7 +919,7 @@ class JournaledRun:
             yield
         except StepEngineError as error:
             self.warnings.append(
-                f"when {bed.run!r} is to be woken could not be noted: {error.message}; `stepengine wake {bed.place}` finds it in its journal"
+                f"when {bed.run!r} is to be woken could not be noted: {error.message}; `stepengine resume --due {bed.place}` finds it in its journal"
             )
 
     def _end(self, finished: Finished) -> None:

@@ -23,16 +23,7 @@ from stepengine.journal.records import ROOT, Address, Blob, Head, Intent, Record
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.journal.timing import Timing
 
-__all__ = (
-    "Adding",
-    "Extending",
-    "Mode",
-    "Recording",
-    "Replaying",
-    "Rerunning",
-    "Resuming",
-    "Walking",
-)
+__all__ = ("Adding", "Extending", "Forking", "Mode", "Recording", "Replaying", "Resuming", "Walking")
 
 
 class Past(Protocol):
@@ -237,10 +228,10 @@ class Adding(_Replacing):
         return not past.grew
 
 
-class Rerunning(Mode):
+class Forking(Mode):
     """A recorded run is repeated up to a place, and goes on from there in a journal of its own."""
 
-    name = "rerun"
+    name = "fork"
     copies = True
     keeps_writes = False
     waits = False

@@ -224,25 +224,24 @@ def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False)
         raise JournalError(msg)
 
 
-LIVE_KINDS = tuple([kind for kind, row in KINDS.items() if row.changes_world])
+LIVE_KINDS = (*[kind for kind, row in KINDS.items() if row.changes_world], "model_call")
 
 
-def live_kinds(names: Collection[str]) -> frozenset[str]:
+def live_kinds(names: Collection[str], *, has_pace: bool) -> frozenset[str]:
     """
     Return the types of effects that a replay is to perform for real.
 
     Raises:
-        JournalError: when a name is none of theirs.
+        JournalError: when a name is none of theirs, or model calls are to be performed with others, or at a pace.
     """
     # A text is a collection of its letters, and `live="perform"` is what everybody writes first.
     given = (names,) if isinstance(names, str) else names
     wrong = [name for name in given if name not in LIVE_KINDS]
     if wrong:
-        # What a model says anew has no recorded outcome to be compared with: that is a run of its own.
-        other = (
-            "; models answer anew in a rerun: engine.rerun(journal, at=0, reuse=False)" if "model_call" in wrong else ""
-        )
-        msg = f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {list_names(LIVE_KINDS, wrong[0])}{other}"
+        msg = f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {list_names(LIVE_KINDS, wrong[0])}"
+        raise JournalError(msg)
+    if "model_call" in given and (len(given) > 1 or has_pace):
+        msg = "live='model_call' goes alone: new replies lead to other calls, which have no recorded result or pace"
         raise JournalError(msg)
     return frozenset(given)
 
@@ -302,7 +301,7 @@ class RecordedPart:
         self.refused: JournalError | None = None
         self.answered = 0
         self._handler = ""
-        # Made when first asked: only `rerun` looks for an effect by what it is and not by where it stands.
+        # Made when first asked: only a fork with `tools=` looks for an effect by what it is and not by where it stands.
         self._by_print: dict[str, dict[str, list[Address]]] | None = None
         # That a replay has come by every record is what makes it a test: an agent that silently stops doing something
         # gives no other sign (replay:D15).
@@ -539,7 +538,7 @@ class RecordedPart:
         #
         # What is left over shows that the code does less than it did when the run was recorded, which no other check
         # would notice. It is returned and not raised, since who asks decides what it means (`Replayer.ends`): a replay
-        # raises it unless its mode may leave something, and a rerun notes it as the place where the runs part.
+        # raises it unless its mode may leave something, and a fork with `tools=` notes it as the place where the runs part.
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)

@@ -1,5 +1,5 @@
 """
-Recording, resuming, replaying, extending and forking runs, for whoever can start one: *launch* brings a run to its end.
+Recording, resuming, replaying and forking runs, for whoever can start one: *launch* brings a run to its end.
 
 An engine gives its own: it builds plan and services from ``run.opening``, and runs them with ``run.start`` and
 ``run.wrap``.
@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult
-from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
+from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.questions import InDoubt, sorted_answers
@@ -25,11 +25,11 @@ from stepengine.journal.timing import Pace
 if TYPE_CHECKING:
     from stepengine.journal.undoing import Roots
 
-__all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")
+__all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "fork", "record", "replay", "resume")
 
 Launch: TypeAlias = Callable[[JournaledRun], Awaitable[RunResult]]
 OnDivergence: TypeAlias = Literal["raise", "stop", "keep"]
-"""What becomes of a run whose agent was edited since; see ``ResumeOptions``."""
+"""What happens to a run whose agent was edited since; see ``ReplayOptions``. ``resume`` also takes ``"extend"``."""
 
 Accepting: TypeAlias = Callable[[ReplayDivergence], bool]
 
@@ -69,7 +69,8 @@ async def resume(
     *,
     answers: Mapping[str, AnswerLike] | None = None,
     in_doubt: InDoubt = "fail",
-    on_divergence: OnDivergence = "raise",
+    on_divergence: OnDivergence | Literal["extend"] = "raise",
+    allow_repeat: bool = False,
     ask_again: bool = False,
     now: bool = False,
 ) -> RunResult:
@@ -86,24 +87,57 @@ async def resume(
             ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"`` suspends with a question.
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, or ``"keep"``: where an effect of the
             same kind is recorded with another content, its recorded outcome serves nevertheless, and the journal says so.
+            ``"extend"`` records anew from the first difference on, and replaces the journal unless the run fails. The journal's
+            ``extended`` then says how much was kept, and where the old journal is.
+        allow_repeat: With ``"extend"``: continue although effects that are cut off changed the world and may happen again.
         ask_again: Whether recorded permissions for what has not begun are asked for again, as of a journal of somebody else.
         now: Whether recorded sleeps, and patience for messages and children, are over at once.
 
     Raises:
         AnswerRejected: when an answer fits no open question; nothing is changed.
-        JournalError: when the journal is locked, damaged, of a newer version or cannot be written.
+        JournalError: when the journal is locked, damaged, of a newer version or cannot be written, or something would be
+            repeated.
         ReplayDivergence: when the handler does something else than is recorded.
     """
     _check_choice("in_doubt", in_doubt, get_args(InDoubt))
-    _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
+    _check_choice("on_divergence", on_divergence, (*get_args(OnDivergence), "extend"))
+    if allow_repeat and on_divergence != "extend":
+        msg = (
+            "allow_repeat=True needs on_divergence='extend': nothing else that resumes a run cuts off what is recorded"
+        )
+        raise JournalError(msg)
     taken = as_journal(journal)
     if ask_again and taken.is_there():
         from stepengine.journal.reopening import take_back
 
         take_back(taken)
+    if on_divergence == "extend":
+        return await _extend(taken, launch, answers, in_doubt, allow_repeat=allow_repeat, ask_again=ask_again, now=now)
     keep = on_divergence == "keep"
     run = JournaledRun.resume(taken, answers, in_doubt, keep=keep, now=now, asks_again=ask_again)
     return await _run(run, launch, on_divergence)
+
+
+async def _extend(
+    journal: Journal,
+    launch: Launch,
+    answers: Mapping[str, AnswerLike] | None,
+    in_doubt: InDoubt,
+    *,
+    allow_repeat: bool,
+    ask_again: bool,
+    now: bool,
+) -> RunResult:
+    from stepengine.journal.replayer import Leeway
+
+    leeway = Leeway(may_repeat=allow_repeat, doubts_yes=ask_again)
+    run = JournaledRun.rerecord(journal, answers, leeway=leeway)
+    run.in_doubt, run.wakes_now = in_doubt, now
+    result = await _run(run, launch, "stop")
+    refused = None if run.past is None else run.past.refused
+    if refused is not None:
+        raise refused
+    return result
 
 
 async def replay(
@@ -125,7 +159,8 @@ async def replay(
         journal: The journal, or the path of its file.
         launch: Brings a run to its end.
         live: Kinds of effects that are performed for real: ``"tool_call"`` and ``"perform"``, whose results must be the
-            recorded ones.
+            recorded ones; or ``"model_call"`` alone: models answer anew, calls get the recorded results of equal calls, and the
+            first call that is not recorded is the divergence.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast; ``None`` all at once.
         complete: Whether the run has to come by every record, or may end before.
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to let the recorded outcome of
@@ -141,56 +176,37 @@ async def replay(
 
     if not callable(on_divergence):
         _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
-    kinds, pace = live_kinds(live), None if speed is None else Pace(speed)
+    source, kinds, pace = (
+        as_journal(journal),
+        live_kinds(live, has_pace=speed is not None),
+        None if speed is None else Pace(speed),
+    )
+    # A run without an effect has no place from which a model could answer anew: it asks none.
+    if "model_call" in kinds and ("", 0) in source.history().intents:
+        return await _replay_with_models(source, launch, stops=on_divergence == "stop")
     accepts = on_divergence if callable(on_divergence) else None
     # Only "keep" and a function let a run go on at another effect; "raise" and "stop" say what becomes of the error behind it.
     leeway = Leeway(
         live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts, doubts_yes=ask_again
     )
-    run = JournaledRun.replay(as_journal(journal), leeway=leeway, pace=pace)
+    run = JournaledRun.replay(source, leeway=leeway, pace=pace)
     return await _run(run, launch, "raise" if callable(on_divergence) else on_divergence)
 
 
-async def extend(
-    journal: JournalLike,
-    launch: Launch,
-    *,
-    answers: Mapping[str, AnswerLike] | None = None,
-    allow_repeat: bool = False,
-    ask_again: bool = False,
-) -> RunResult:
-    """
-    Repeat a run as far as its record holds, then go on live; the journal is replaced unless the run fails.
+async def _replay_with_models(source: Journal, launch: Launch, *, stops: bool) -> RunResult:
+    from stepengine.journal.recorded_forks import fork_from_record
 
-    What was recorded before stays beside it; the journal's ``extended`` says where, and how much of it was kept.
-
-    Args:
-        journal: The journal, or the path of its file.
-        launch: Brings a run to its end.
-        answers: Answers to questions that the run will ask, by question id or text.
-        allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
-        ask_again: Whether recorded permissions are asked for again, but for calls whose results are recorded with them, as of a
-            journal of somebody else.
-
-    Raises:
-        JournalError: when the journal is damaged, of a newer version, or cannot be written, or something would be repeated.
-    """
-    from stepengine.journal.replayer import Leeway
-
-    leeway = Leeway(may_repeat=allow_repeat, doubts_yes=ask_again)
-    run = JournaledRun.extend(as_journal(journal), answers, leeway=leeway)
-    result = await _run(run, launch, "stop")
-    refused = None if run.past is None else run.past.refused
-    if refused is not None:
-        raise refused
-    return result
+    made = await fork_from_record(source, launch, at=-1, reuse=False)
+    if made.refused is not None and made.result.error is not None and not stops:
+        raise made.result.error
+    return made.result
 
 
 async def fork(
     journal: JournalLike,
     launch: Launch,
     *,
-    at: int | str,
+    at: int | str | None = None,
     edit: object = None,
     answers: Mapping[str, AnswerLike] | None = None,
     allow_repeat: bool = False,
@@ -202,11 +218,15 @@ async def fork(
     Go on from the middle of a run in a journal of its own; see ``branch`` for the arguments.
 
     Raises:
+        InputError: when *at* is missing.
         AnswerRejected: when *answers* are no mapping, or one does not fit.
         JournalError: as ``branch``.
         ReplayDivergence: when the kept part does not fit the code.
         UndoRefused: as ``branch``.
     """
+    if at is None:
+        msg = "fork() needs at=, the last effect to keep; with tools= the first difference is the default"
+        raise InputError(msg, issues=("at is missing",))
     # With it comes what brings files back, which no other run needs.
     from stepengine.journal.forks import branch
 

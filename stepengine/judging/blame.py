@@ -21,11 +21,11 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import DataError
-from stepengine.journal import Journal, Purse, Rerun
+from stepengine.journal import ForkReport, Journal, Purse
 from stepengine.journal.history import History
 from stepengine.journal.replayer import address_of
 from stepengine.judging.checks import Check
-from stepengine.judging.rerun import Models, at_once, course_from, model_calls, sample, shown_dollars
+from stepengine.judging.samples import Models, at_once, course_from, model_calls, sample, shown_dollars
 from stepengine.judging.statistics import wilson
 
 __all__ = ("Blame", "Blamed", "RetriedStep", "blame", "change_point", "expected_calls")
@@ -228,7 +228,7 @@ async def blame(
     steps: tuple[int, int] | None = None,
     purse: Purse | None = None,
     models: Models | None = None,
-    **options: object,
+    **options: Any,
 ) -> Blame:
     """
     Find the step at which the chance to pass *check* falls.
@@ -242,7 +242,7 @@ async def blame(
         steps: The first and the last model step to try, from 1; by default all.
         purse: What may be spent; without bound by default.
         models: Gives the models of each run, in place of the engine's.
-        options: ``tools`` and ``simulate``, as for ``Engine.rerun``; tools that may be repeated are performed by default.
+        options: ``tools`` and ``simulate``, as for ``Engine.fork``; tools that may be repeated are performed by default.
 
     Raises:
         DataError: when *k* is not above 0, there are no such steps, or the check itself fails.
@@ -252,6 +252,7 @@ async def blame(
         msg = f"k is {k}; each step has to be asked at least once"
         raise DataError(msg)
     money = purse or Purse()
+    options.setdefault("tools", "idempotent")
     recorded = await engine.replay(journal, agent=agent)
     if check.of(recorded).passed:
         return Blame(check.text, k, (), None, "this run passes, so that no step is to blame", money.known)
@@ -263,7 +264,7 @@ async def blame(
     search = _BlameSearch(
         [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_root_steps(history, chosen), chosen, strict=True), first)],
         partial(sample, engine, journal, purse=money, models=models, agent=agent, reuse=False,
-                **{"tools": "idempotent", **options}),
+                **options),
         check, k,
     )  # fmt: skip
     await search.run()
@@ -271,7 +272,7 @@ async def blame(
     found = change_point([*[(s.ok, s.known) for s in tried if s.is_measurable], (0, k)])
     measurable = [step for step in tried if step.is_measurable]
     blamed = None if found is None else Blamed(*[measurable[place - 1] for place in found])
-    why = _why(tried, blamed, str(options.get("tools", "idempotent")))
+    why = _why(tried, blamed, str(options["tools"]))
     stopped = "the budget is spent; what is not finished is left out" if money.is_empty else ""
     return Blame(check.text, k, tried, blamed, why, money.known, search.performed, stopped)
 
@@ -316,7 +317,7 @@ class _BlameSearch:
     """
 
     def __init__(
-        self, steps: Sequence[RetriedStep], again: Callable[..., Awaitable[Rerun | None]], check: Check, k: int
+        self, steps: Sequence[RetriedStep], again: Callable[..., Awaitable[ForkReport | None]], check: Check, k: int
     ) -> None:
         self.steps = [*steps]
         self.tried: set[int] = set()
@@ -348,19 +349,19 @@ class _BlameSearch:
             self.tried.add(place)
             self._count(place, given[number * times : (number + 1) * times])
 
-    def _count(self, place: int, reruns: Sequence[Rerun | None]) -> None:
+    def _count(self, place: int, reports: Sequence[ForkReport | None]) -> None:
         step, called = self.steps[place], dict[str, int]()
         ok = failed = unknown = 0
-        for rerun in reruns:
-            if rerun is None or rerun.refused is not None or rerun.result.status is RunStatus.SUSPENDED:
+        for report in reports:
+            if report is None or report.refused is not None or report.result.status is RunStatus.SUSPENDED:
                 unknown += 1
-                if rerun is not None and rerun.refused is not None:
-                    called[rerun.refused.name] = called.get(rerun.refused.name, 0) + 1
-            elif self._check.of(rerun.result).passed:
+                if report is not None and report.refused is not None:
+                    called[report.refused.name] = called.get(report.refused.name, 0) + 1
+            elif self._check.of(report.result).passed:
                 ok += 1
             else:
                 failed += 1
-            self.performed += 0 if rerun is None else rerun.performed
+            self.performed += 0 if report is None else report.performed
         most: Mapping[str, int] = called
         self.steps[place] = attrs.evolve(
             step,

@@ -1034,7 +1034,7 @@ class Debugger:
             models: Who answers from there on, such as a ``ScriptedModel``; by default the engine's own models.
             into: Where the new journal goes; by default into memory.
             allow_repeat: As for ``Engine.fork``.
-            served: Whether what was recorded after it serves where it is equal, and no tool runs, as for ``Engine.rerun``.
+            served: Whether what was recorded after it serves where it is equal, and no tool runs, as for ``Engine.fork``.
             limits: As for ``Engine.fork``.
 
         Raises:
@@ -1048,7 +1048,7 @@ class Debugger:
         with self._engine.override(models=models) if models is not None else contextlib.nullcontext():
             if served:
                 edited = self._copy_with_edit(address, edit)
-                return (await self._engine.rerun(edited, into=into, **options)).result
+                return (await self._engine.fork(edited, tools="recorded", into=into, **options)).result
             if address in self.stepper.history.results:
                 return await self._engine.fork(
                     self.journal,

@@ -641,7 +641,7 @@ async def next_of(engine: Engine, journal: Journal, agent: AgentLike | None = No
     """Let a run go on from its first difference with the record alone, up to the first thing that a model would be asked."""
     overheard, room = _Overheard(), _Room()
     with engine.override(models=overheard):
-        made = await engine.rerun(journal, agent=agent, budget=room)
+        made = await engine.fork(journal, tools="recorded", agent=agent, budget=room)
     if overheard.first is None:
         return Next(why=_why_not(made), served=made.served)
     return Next(

@@ -68,7 +68,7 @@ from stepengine.judging.criteria import (
     read_text,
     verdict_of,
 )
-from stepengine.judging.rerun import at_once, in_program_order
+from stepengine.judging.samples import at_once, in_program_order
 
 __all__ = ("EngineMaker", "Evaluation", "EvaluationMode", "Outcome", "Sample", "Score", "run_samples")
 
@@ -767,11 +767,11 @@ class _EvaluationRun:
             if changed:
                 path, _, number = changed.rpartition("#")
                 before = f"{path}#{int(number) - 1}"
-                # A call of the tool as it was would be served by a rerun; all that is done is done in a copy.
+                # A call of the tool as it was would be served from the record; all that is done is done in a copy.
                 result = await engine.fork(journal, at=before, agent=agent, limits=limits, allow_repeat=True, into=into)
                 self.ledger.settle(None, None)
                 return result, f"from {changed}"
-            made = await engine.rerun(journal, agent=agent, tools="working-copy", limits=limits, into=into)
+            made = await engine.fork(journal, agent=agent, tools="working-copy", limits=limits, into=into)
             self.ledger.settle(None, made.cost)
             return made.result, f"from {made.broke_at}"
 

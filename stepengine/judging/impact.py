@@ -26,13 +26,13 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError
-from stepengine.journal import Journal, Purse, Rerun
+from stepengine.journal import ForkReport, Journal, Purse
 from stepengine.journal.divergence import Field, fields_between
 from stepengine.journal.encoding import comparable
 from stepengine.journal.history import History
 from stepengine.journal.replayer import address_of
 from stepengine.journal.show import ended_of
-from stepengine.judging.rerun import Course, Models, at_once, course_from, sample, shown_dollars
+from stepengine.judging.samples import Course, Models, at_once, course_from, sample, shown_dollars
 from stepengine.judging.statistics import Estimate, Ratio, log_ratio, mean_of, paired, rate
 
 __all__ = ("Expected", "Impact", "ImpactGate", "RepeatedJournal", "Sample", "expected_of", "first_difference", "impact")
@@ -136,24 +136,24 @@ def expected_of(found: Sequence[RepeatedJournal], n: int) -> Expected:
 @frozen
 class Sample:
     """
-    One rerun, compared with what was recorded.
+    One fork, compared with what was recorded.
 
     Attributes:
         course: What it did from the place on.
         changed: Whether the first reply there called other tools, or with other inputs; texts are not compared.
         output_equal: Whether it ended with the recorded status and output.
-        rerun: The rerun.
+        report: How the fork went.
     """
 
     course: Course
     changed: bool
     output_equal: bool
-    rerun: Rerun
+    report: ForkReport
 
     @property
     def has_left(self) -> bool:
         """Whether a call left the record, so that nobody knows how the run would have gone on."""
-        return self.rerun.refused is not None
+        return self.report.refused is not None
 
     @property
     def has_failed(self) -> bool:
@@ -203,7 +203,7 @@ class Impact:
     Attributes:
         agent: The agent's id.
         n: How many samples there were of each run.
-        tools: Which calls were performed; see ``Engine.rerun``.
+        tools: Which calls were performed; see ``Engine.fork``.
         journals: The runs.
         spent: What it cost in US dollars; ``None`` when that is unknown.
         stopped: Why it is not complete; ``""`` when it is.
@@ -293,7 +293,7 @@ class Impact:
         else:
             runs = sum((one.share(_has_changed) or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
             yield f"{runs} of {number} chose another tool in most samples ({_percent(changed)})"
-        calls = [each.rerun.refused for one in left for each in one.samples if each.rerun.refused is not None]
+        calls = [each.report.refused for one in left for each in one.samples if each.report.refused is not None]
         if calls:
             called = f"{calls[0].name} {json.dumps(plain(calls[0].input), ensure_ascii=False)}"
             yield f"{len(left)} left the record: {called}"
@@ -302,8 +302,8 @@ class Impact:
         than = "the old agent asked again" if self.has_baseline else "as recorded"
         ratios = [f"{what} {_change(self.ratio_of(what))}" for what in ("cost", "steps", "tokens")]
         yield f"from the first difference on, against {than}: {', '.join(ratios)}"
-        performed = sum(each.rerun.performed for one in self.journals for each in one.samples)
-        served = sum(each.rerun.served for one in self.journals for each in one.samples)
+        performed = sum(each.report.performed for one in self.journals for each in one.samples)
+        served = sum(each.report.served for one in self.journals for each in one.samples)
         yield f"tool calls: {served} answered from the record, {performed} performed in the world of today"
         if not self.has_baseline:
             yield "model noise is not taken out (--baseline compares with the old agent, asked again)"
@@ -376,9 +376,9 @@ def _journal_json(one: Judged) -> dict[str, object]:
 
 
 def _sample_json(each: Sample) -> dict[str, object]:
-    course, rerun = each.course, each.rerun
-    head = rerun.journal.history().head
-    refused = rerun.refused
+    course, report = each.course, each.report
+    head = report.journal.history().head
+    refused = report.refused
     return {
         "status": "unknown" if each.has_left else course.status,
         "decision": None if course.decision is None else [{"tool": t, "input": given} for t, given in course.decision],
@@ -388,10 +388,10 @@ def _sample_json(each: Sample) -> dict[str, object]:
         "steps": course.steps,
         "tokens": course.tokens,
         "cost": None if course.cost is None else str(course.cost),
-        "served": rerun.served,
-        "performed": rerun.performed,
+        "served": report.served,
+        "performed": report.performed,
         "refused": None if refused is None else {"tool": refused.name, "input": plain(refused.input)},
-        "reused": rerun.reused,
+        "reused": report.reused,
         "journal": None if head is None else head.run,
     }
 
@@ -421,7 +421,7 @@ async def impact(
         n: How many samples of each run.
         purse: What may be spent; without bound by default.
         models: Gives the models of each sample, in place of the engine's.
-        options: ``tools``, ``simulate`` and ``reuse``, as for ``Engine.rerun``.
+        options: ``tools``, ``simulate`` and ``reuse``, as for ``Engine.fork``.
 
     Raises:
         DataError: when *n* is not above 0.
@@ -461,18 +461,18 @@ async def _take_sample(
     if is_old and address_of(one.broke_at) not in one.journal.history().intents:
         return None  # the old agent does nothing there
     place = {"at": one.broke_at, "reuse": False} if is_old else {}
-    rerun: Rerun | None = await ask(one.journal, agent=agent, **place)
-    if rerun is None:
+    report: ForkReport | None = await ask(one.journal, agent=agent, **place)
+    if report is None:
         return None
     before = one.journal.history()
-    now = rerun.journal.history()
-    recorded, course = course_from(before, one.broke_at), course_from(now, rerun.broke_at or one.broke_at)
+    now = report.journal.history()
+    recorded, course = course_from(before, one.broke_at), course_from(now, report.broke_at or one.broke_at)
     if not now.is_complete:
-        course = attrs.evolve(course, status=rerun.result.status.value)
+        course = attrs.evolve(course, status=report.result.status.value)
     equal = (recorded.status, recorded.output) == (course.status, course.output)
     # Where either of them asked no model, nobody chose.
     changed = None not in (recorded.decision, course.decision) and recorded.decision != course.decision
-    return Sample(course, changed, equal, rerun)
+    return Sample(course, changed, equal, report)
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ async def _ask(job: _Job) -> dict[str, Any]:
     if coming.request is None:
         return {"address": coming.address, "text": "", "calls": [], "why": coming.why, "cost": None}
     purse = await job.agreed(1, None if coming.price is None else Decimal(coming.price), None)
-    made = await job.engine.rerun(job.journal, budget=purse)
+    made = await job.engine.fork(job.journal, tools="recorded", budget=purse)
     reply = _reply_in(made)
     cost = None if made.cost is None else str(made.cost)
     if reply is None:

@@ -23,7 +23,7 @@ from stepengine.data.visible import visible
 from stepengine.engine import Engine
 from stepengine.engine.loading import AgentPlace
 from stepengine.errors import DataError, ModelError
-from stepengine.journal import Called, FileJournal, Journal, JournalLike, MemoryJournal, Rerun, scan, scrub
+from stepengine.journal import Called, FileJournal, ForkReport, Journal, JournalLike, MemoryJournal, scan, scrub
 from stepengine.judging.checks import Check, member_of
 
 __all__ = (
@@ -209,14 +209,14 @@ def pinned(
         made = (results or {}).get(call.name)
         return made(call.input) if callable(made) else made
 
-    made = engine.rerun_sync(journal, agent=agent, simulate=simulate if results else None)
+    made = engine.fork_sync(journal, tools="recorded", agent=agent, simulate=simulate if results else None)
     _assert_known(made)
     said = asked.of(made.result)
     assert said.passed, said.reason  # noqa: S101 - it is what a test asserts
     return made.result
 
 
-def _assert_known(made: Rerun) -> None:
+def _assert_known(made: ForkReport) -> None:
     """Raise when the run went where neither the record nor the test says how it goes on."""
     if made.refused is not None:
         called = json.dumps(plain(made.refused.input), ensure_ascii=False)[:SHOWN]

@@ -21,7 +21,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage, add_cost
 from stepengine.journal import Journal
 from stepengine.journal.history import History
-from stepengine.judging.rerun import in_program_order
+from stepengine.judging.samples import in_program_order
 from stepengine.runtime.sizes import estimated_tokens
 
 __all__ = ("FORMAT", "Priced", "RecordedCall", "calls_of", "family_of", "priced", "recorded_cost")

@@ -153,7 +153,7 @@ class OwnRuns:
             raise StepEngineError(msg) from error
         path = self._journals / f"{offered.definition.id}-{secrets.token_hex(6)}.jsonl"
         goes_on = (
-            f"it is kept as the run {path.stem!r}, and goes on when what it waits for has come, by `stepengine wake` on the "
+            f"it is kept as the run {path.stem!r}, and goes on when what it waits for has come, by `stepengine resume --due` on the "
             "folder of this server's journals"
         )
         return OfferedCall(offered, FileJournal(path), {JOURNAL: path.name}, goes_on)

@@ -489,7 +489,7 @@ class JournalFixture(Deciding):
         leeway = Leeway(may_leave=self.allow_unused)
         if self.existed and self.mode == "extend":
             # Whoever records a test anew wants what it does to happen, as when it was recorded first.
-            return JournaledRun.extend(self, answers, leeway=attrs.evolve(leeway, may_repeat=True))
+            return JournaledRun.rerecord(self, answers, leeway=attrs.evolve(leeway, may_repeat=True))
         if self.existed and self.mode == "new":
             return JournaledRun.new(self, answers, leeway=leeway)
         if self.replaying:

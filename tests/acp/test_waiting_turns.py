@@ -53,14 +53,14 @@ async def test_a_turn_that_sleeps_ends_and_says_so_and_a_prompt_begins_no_other_
     await said_to(again, session, "and now?")
     assert editor.said().startswith("The run sleeps until 20"), "also after the session was loaded"
     editor.updates.clear()
-    assert "end_turn" == (await said_to(again, session, "/wake up, please")).stop_reason
+    assert "end_turn" == (await said_to(again, session, "/resume up, please")).stop_reason
     assert "I woke up." == editor.said()
     assert 1 == len(list((tmp_path / "sessions" / session).glob("*.jsonl")))
     await again.aclose()
 
 
 @pytest.mark.spec("waiting:WT20")
-@pytest.mark.parametrize("said", ["are you there?", "/wake up"])
+@pytest.mark.parametrize("said", ["are you there?", "/resume up"])
 async def test_a_prompt_after_somebody_else_woke_the_run_begins_the_next_turn(tmp_path: Path, said: str) -> None:
     editor = Editor()
     agent: Any = EditorAgent(make, "sleeper", tmp_path / "sessions")
@@ -76,5 +76,5 @@ async def test_a_prompt_after_somebody_else_woke_the_run_begins_the_next_turn(tm
     assert "The run was woken elsewhere" in editor.said()
     assert "I woke up." in editor.said()
     turns = [file.name for file in (tmp_path / "sessions" / session).glob("*.jsonl")]
-    assert (1 if said.startswith("/wake") else 2) == len(turns)
+    assert (1 if said.startswith("/resume") else 2) == len(turns)
     await agent.aclose()

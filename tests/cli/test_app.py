@@ -236,8 +236,7 @@ def test_commands_take_no_option_that_would_do_nothing() -> None:
     """
     taken = {name: {option for each in command.params for option in each.opts} for name, command in parsed().items()}
 
-    for name in ("ready", "compare pin"):
-        assert set() == {"--write", "--shell", "--web", "--verbose"} & taken[name], name
+    assert set() == {"--write", "--shell", "--web", "--verbose"} & taken["compare pin"]
     assert "--json" not in taken["compare pin"]
     assert set() == {"--cwd", "--write", "--verbose"} & taken["eval"]
     assert set() == {"--verbose"} & (taken["compare impact"] | taken["compare blame"])

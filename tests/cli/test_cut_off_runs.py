@@ -166,11 +166,11 @@ def test_a_damaged_file_is_not_said_to_be_resumable() -> None:
 
 @pytest.mark.spec("reliability:JR02")
 @pytest.mark.parametrize("content", ["agent = 1", "agent = 1\n", "import os\n\nagent = 1\n", "\n\n", "{}\n"])
-@pytest.mark.parametrize("way", ["show", "resume", "replay", "undo", "extend", "fork"])
+@pytest.mark.parametrize("way", ["show", "resume", "replay", "undo", "resume --on-divergence extend", "fork"])
 def test_a_file_of_something_else_is_said_to_be_no_journal_and_stays_as_it_is(way: str, content: str) -> None:
     Path("notes.py").write_text(content)
     more = ["--at", "0"] if way == "fork" else []
-    result = command(way, "notes.py", *more, code=1)
+    result = command(*way.split(), "notes.py", *more, code=1)
 
     assert "notes.py is not a journal" in result.stdout + result.stderr
     assert content == Path("notes.py").read_text()

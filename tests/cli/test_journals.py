@@ -46,9 +46,8 @@ def handle_steps(ctx):
 agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_steps=handle_steps)
 """
 REAL_MODELS = bench.models_of
-COMMANDS = (
-    "resume", "replay", "show", "fork", "extend", "compare diff", "journal check", "test", "ready", "journal repair", "undo",
-)  # fmt: skip
+EXTEND = ("resume", "--on-divergence", "extend")
+COMMANDS = ("resume", "replay", "show", "fork", "compare diff", "journal check", "test", "journal repair", "undo")
 
 
 @pytest.fixture(autouse=True)
@@ -275,6 +274,50 @@ def test_fork_goes_on_with_another_outcome_in_a_file_of_its_own(ended: str, scri
     assert Path(ended).read_bytes() == before
 
 
+@pytest.mark.spec("judging:JG7", "judging:JG8", "judging:JG9")
+def test_fork_asks_models_anew_and_answers_tools_from_the_record(ended: str, scripted: Any) -> None:
+    agent = edited("You help.", "You hinder.")
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    said = command("fork", ended, "--agent", agent, "--tools", "recorded")
+    assert said.stdout == "ONE yes\n"
+    assert (
+        "from #1 on: 2 model calls, 0 reused; of tools 1 answered from the record, 0 simulated, 0 performed"
+        in said.stderr
+    )
+    assert "the new run is recorded in run.fork-difference.jsonl" in said.stderr
+    assert Path("done.txt").read_text() == "onetwo"
+    assert command("replay", "run.fork-difference.jsonl", "--agent", agent, "-q").stdout == "ONE yes\n"
+
+    scripted(tool_call("shout", {"text": "three"}), text("fine"))
+    stopped = command("fork", ended, "--at", "0", "--tools", "recorded", "--fresh", "--into", "b.jsonl", code=5)
+    assert "tool_call shout with this input is not recorded" in stopped.stderr
+    scripted(tool_call("shout", {"text": "three"}), text("fine"))
+    command("fork", ended, "--at", "0", "--tools", "working-copy", "--fresh", "--into", "c.jsonl", "-q")
+    assert Path("done.txt").read_text() == "onetwothree"
+    assert (
+        "nothing differs from the record" in command("fork", ended, "--tools", "recorded", "--into", "d.jsonl").stderr
+    )
+
+
+@pytest.mark.spec("judging:JG7")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name the last effect to keep with --at"),
+        (["--tools", "all"], "--tools is 'all'; it is one of recorded, idempotent, working-copy"),
+        (["--at", "0", "--budget", "1"], "--budget needs --tools"),
+        (["--at", "0", "--fresh"], "--fresh needs --tools"),
+        (["--tools", "recorded", "--edit", "x"], "--edit does not go with --tools"),
+        (["--tools", "recorded", "--budget", "much"], "--budget: "),
+        (["--tools", "recorded", "--at", "99"], "has no effect after #99"),
+    ],
+)
+def test_a_fork_that_cannot_be_made_is_wrong_usage_and_leaves_no_file(ended: str, words: list[str], said: str) -> None:
+    before = set(Path().iterdir())
+    assert said in command("fork", ended, *words, code=2).stderr
+    assert before == set(Path().iterdir())
+
+
 @pytest.mark.spec("replay:D11")
 def test_fork_edits_replies_as_text_even_if_they_look_like_json_and_as_whole_values(ended: str, scripted: Any) -> None:
     scripted()
@@ -377,7 +420,7 @@ def test_every_command_teaches_with_examples_and_refuses_a_file_that_is_not_ther
     more = {"fork": ["--at", "1"], "compare diff": ["other.jsonl"], "journal repair": ["--until", "1"]}.get(name, [])
     result = CliRunner().invoke(app, [*name.split(), "nowhere.jsonl", *more])
     assert "there is no journal 'nowhere.jsonl'" in result.stderr + result.stdout
-    assert result.exit_code == (1 if name in ("test", "ready") else 2)
+    assert result.exit_code == (1 if name == "test" else 2)
 
 
 # --- what to do next ------------------------------------------------------------------------------------------------
@@ -424,7 +467,9 @@ def test_a_model_that_was_given_once_is_in_the_journal_also_before_its_first_cal
 def test_a_divergence_shows_the_commands_that_help_and_each_works_as_it_stands(ended: str, scripted: Any) -> None:
     agent = edited("Ship it?", "Sink it?")
     message = command("replay", ended, "--agent", agent, "-q", code=5).stderr
-    extend, fork = re.findall(r"or  (stepengine (?:extend|fork) [^ ]+(?: --at '[^']+')? --agent edited.py)", message)
+    extend, fork = re.findall(
+        r"or  (stepengine (?:resume|fork) [^ ]+ (?:--at '[^']+'|--on-divergence extend) --agent edited.py)", message
+    )
     scripted()
     forked = command(*shlex.split(fork)[1:], "--answer", "Sink it?=yes", "-q", "--into", "fork.jsonl")
     assert forked.stdout == "ONE yes\n"
@@ -456,13 +501,13 @@ def test_a_run_of_a_program_is_gone_on_with_and_repeated_without_the_hooks_of_th
     programs: str, scripted: Any
 ) -> None:
     scripted()
-    assert "1 go on as they are" in command("ready", programs).stdout
+    assert "1 go on as they are" in command("replay", "--waiting", programs).stdout
     said = command("resume", programs, "--answer", "q4=yes", "-q")
     assert ("ONE yes\n", "") == (said.stdout, said.stderr)
 
-    for name in ("replay", "extend"):
-        said = command(name, programs, "-q")
-        assert ("ONE yes\n", "") == (said.stdout, said.stderr), name
+    for words in (["replay"], ["resume", "--on-divergence", "extend"]):
+        said = command(*words, programs, "-q")
+        assert ("ONE yes\n", "") == (said.stdout, said.stderr), words
     command("test", programs)
     command("compare", "impact", programs, "--yes")
 
@@ -483,13 +528,14 @@ def test_a_hook_of_the_agent_is_not_taken_for_the_one_of_the_command_line(script
 def test_extending_asks_before_tools_run_again_and_keeps_the_old_file_beside(ended: str, scripted: Any) -> None:
     agent, before = edited("You help.", "You hinder."), Path(ended).read_bytes()
     scripted(tool_call("shout", {"text": "two"}), text("fine"))
-    said = command("extend", ended, "--agent", agent, "--answer", "q3=yes", code=1).stderr
+    said = command(*EXTEND, ended, "--agent", agent, "--answer", "q3=yes", code=1).stderr
     assert "may happen again" in said
     assert "--allow-repeat" in said
     assert (Path("done.txt").read_text(), Path(ended).read_bytes()) == ("onetwo", before)
-    said = command("extend", ended, "--agent", agent, "--answer", "Ship it?=yes", "--allow-repeat").stderr
+    said = command(*EXTEND, ended, "--agent", agent, "--answer", "Ship it?=yes", "--allow-repeat").stderr
     assert "kept 1 of 5 effects, recorded 4 anew; as it was: run.before-1.jsonl" in said
     assert (Path("done.txt").read_text(), Path("run.before-1.jsonl").read_bytes()) == ("onetwotwo", before)
+    assert "needs --on-divergence extend" in command("resume", ended, "--allow-repeat", code=2).stderr
 
 
 @pytest.mark.spec("replay:D10")
@@ -500,7 +546,7 @@ def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: 
 
     before = Path(ended).read_bytes()
     scripted(refuse)
-    said = command("extend", ended, "--agent", edited("You help.", "You hinder."), "--allow-repeat", code=1).stderr
+    said = command(*EXTEND, ended, "--agent", edited("You help.", "You hinder."), "--allow-repeat", code=1).stderr
     assert "run.jsonl stays as it was" in said
     assert Path(ended).read_bytes() == before
 
@@ -537,7 +583,7 @@ def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> 
     refused = command("replay", ended, "--live", "model_call", "-q", code=5).stderr
     assert "tool_call shout with this input is not recorded" in refused
     both = command("replay", ended, "--live", "model_call", "--live", "tool_call", code=2).stderr
-    assert "--live model_call goes alone" in both
+    assert "live='model_call' goes alone" in both
     assert "live='luck' is not a kind" in command("replay", ended, "--live", "luck", code=2).stderr
 
 
@@ -610,17 +656,21 @@ def test_a_difference_to_a_run_without_an_end_says_so_in_words(asked: str, scrip
 
 
 @pytest.mark.spec("requirements:X58", "requirements:K10")
-def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_ready_says_so_before(asked: str, scripted: Any) -> None:
+def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_a_look_before_says_so(
+    asked: str, scripted: Any
+) -> None:
     agent = edited('"You help."', '"You help a lot."')
     before = Path(asked).read_bytes()
     scripted()
     said = command("resume", asked, "--answer", "q4=yes", "--agent", agent, code=5).stderr
     assert f"stepengine resume run.jsonl --on-divergence keep --agent {agent}" in said
-    said = command("ready", asked, "--agent", agent, code=5).stdout
+    said = command("replay", "--waiting", asked, "--agent", agent, code=5).stdout
     assert f"keep      {asked}  desk\n  ? q4: Ship it?\n" in said
     assert "/system_prompt" in said
     assert "1 waiting: 0 go on as they are, 1 with --on-divergence keep, 0 would diverge, 0 could not be tried" in said
-    (told,) = json.loads(command("ready", asked, "--agent", agent, "--on-divergence", "keep", "--json").stdout)
+    (told,) = json.loads(
+        command("replay", "--waiting", asked, "--agent", agent, "--on-divergence", "keep", "--json").stdout
+    )
     assert ("keep", "changed", "#1", "/system_prompt") == (
         told["outcome"], told["kind"], told["address"], told["diff"][0]["pointer"]
     )  # fmt: skip
@@ -633,10 +683,12 @@ def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_ready_says_so_be
 
 
 @pytest.mark.spec("requirements:X58")
-def test_ready_tells_what_nothing_takes_what_cannot_be_tried_and_what_has_ended(asked: str, scripted: Any) -> None:
-    assert "1 waiting: 1 go on as they are" in command("ready", asked).stdout
+def test_a_look_at_waiting_runs_tells_what_nothing_takes_what_cannot_be_tried_and_what_has_ended(
+    asked: str, scripted: Any
+) -> None:
+    assert "1 waiting: 1 go on as they are" in command("replay", "--waiting", asked).stdout
     agent = edited("    yield STEP_ALL\n", "")
-    said = command("ready", asked, "--agent", agent, "--on-divergence", "keep", code=5).stdout
+    said = command("replay", "--waiting", asked, "--agent", agent, "--on-divergence", "keep", code=5).stdout
     assert "diverges  run.jsonl  desk" in said
     assert "ask instead of model_call" in said
     assert "to go on from here" not in said
@@ -647,27 +699,35 @@ def test_ready_tells_what_nothing_takes_what_cannot_be_tried_and_what_has_ended(
     command("resume", asked, "--answer", "q4=yes", "-q")
     Path("more/b.jsonl").write_bytes(Path(asked).read_bytes())
     Path("more/c.jsonl").write_bytes(b"no journal\n" * 2)
-    found = json.loads(command("ready", "more", "--json", code=1).stdout)
+    found = json.loads(command("replay", "--waiting", "more", "--json", code=1).stdout)
     assert ["ready", "ended", "failed"] == [entry["outcome"] for entry in found]
-    assert "; 1 have ended" in command("ready", "more", code=1).stdout
-    assert "it is one of raise, stop, keep" in command("ready", "more", "--on-divergence", "x", code=2).stderr
+    assert "; 1 have ended" in command("replay", "--waiting", "more", code=1).stdout
+    assert (
+        "it is one of raise, stop, keep"
+        in command("replay", "--waiting", "more", "--on-divergence", "x", code=2).stderr
+    )
     assert (
         "there is no journal 'gone.jsonl'"
-        in json.loads(command("ready", "gone.jsonl", "--json", code=1).stdout)[0]["message"]
+        in json.loads(command("replay", "--waiting", "gone.jsonl", "--json", code=1).stdout)[0]["message"]
     )
-    assert "name different runs" in command("ready", "more", "--last", code=2).stderr
+    assert "name different runs" in command("replay", "--waiting", "more", "--last", code=2).stderr
+    assert "--live is for one run" in command("replay", "--waiting", "--live", "perform", code=2).stderr
+    assert "--on-divergence needs --waiting" in command("replay", "more", "--on-divergence", "keep", code=2).stderr
+    assert "are several runs" in command("replay", "more/a.jsonl", "more/b.jsonl", code=2).stderr
 
 
 @pytest.mark.spec("requirements:X58", "requirements:X55")
-def test_ready_alone_tries_the_runs_of_this_folder_that_wait(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_waiting_runs_without_a_name_tries_the_runs_of_this_folder_that_wait(
+    scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(Path("state").absolute()))
-    assert "0 waiting" in command("ready").stdout
-    assert "there is no run" in command("ready", "--last", code=2).stderr
+    assert "0 waiting" in command("replay", "--waiting").stdout
+    assert "there is no run" in command("replay", "--waiting", "--last", code=2).stderr
     for _ in range(2):
         scripted(tool_call("shout", {"text": "two"}), text("fine"))
         command("run", "desk", "go", "--model", "test/m", "-q", code=3)
     scripted()
-    assert "2 waiting: 2 go on" in command("ready").stdout
+    assert "2 waiting: 2 go on" in command("replay", "--waiting").stdout
     command("resume", "--last", "--answer", "q4=yes", "-q")
-    assert "1 waiting: 1 go on" in command("ready").stdout
-    assert "1 waiting: 1 go on" in command("ready", "--last").stdout
+    assert "1 waiting: 1 go on" in command("replay", "--waiting").stdout
+    assert "1 waiting: 1 go on" in command("replay", "--waiting", "--last").stdout

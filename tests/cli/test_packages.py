@@ -483,7 +483,7 @@ agent = AgentDefinition("reviewer", handle_steps=steps)
 
 
 @pytest.mark.spec("packages:PK9")
-def test_ready_and_impact_say_which_packages_are_others_now_and_which_are_missing(
+def test_replay_and_impact_say_which_packages_are_others_now_and_which_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
@@ -498,7 +498,7 @@ def test_ready_and_impact_say_which_packages_are_others_now_and_which_are_missin
     monkeypatch.syspath_prepend(str(site))
     assert 0 == typed("agents", "agree", "acme-agents").exit_code
     assert 3 == typed("run", "asking/reviewer", "Go", "--journal", "run.jsonl").exit_code
-    same = typed("ready", "run.jsonl", "--json")
+    same = typed("replay", "--waiting", "run.jsonl", "--json")
     assert (0, "asking/reviewer", []) == (
         same.exit_code,
         *[json.loads(same.stdout)[0][k] for k in ("agent", "packages")],
@@ -508,13 +508,13 @@ def test_ready_and_impact_say_which_packages_are_others_now_and_which_are_missin
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-agents\nVersion: 1.1\n")
     info.rename(site / "acme_agents-1.1.dist-info")
     other = "run.jsonl was recorded with asking/reviewer of acme-agents==1.0; installed is acme-agents==1.1"
-    told = typed("ready", "run.jsonl")
+    told = typed("replay", "--waiting", "run.jsonl")
     assert (0, True) == (told.exit_code, other in " ".join(told.output.split()))
     assert other in " ".join(typed("compare", "impact", "run.jsonl", "--yes").output.split())
     shown = json.loads(typed("show", "run.jsonl", "--json").stdout)
     assert {"asking/reviewer": "acme-agents==1.0"} == shown["packages"]
 
     (site / "acme_agents-1.1.dist-info").rename(tmp_path / "gone")
-    missing = typed("ready", "run.jsonl")
+    missing = typed("replay", "--waiting", "run.jsonl")
     assert 1 == missing.exit_code
     assert "is a run of 'asking/reviewer' of acme-agents==1.0: no agent has the id" in " ".join(missing.output.split())

@@ -238,7 +238,7 @@ def test_thoughts_are_folded_shown_or_hidden_and_plain_draws_nothing_again(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run", "desk"], ["ask", "x/m", "hi"], ["resume", "x"], ["replay", "x"], ["extend", "x"], ["fork", "x", "--at", "1"],
+    [["run", "desk"], ["ask", "x/m", "hi"], ["resume", "x"], ["replay", "x"], ["fork", "x", "--at", "1"],
      ["test", "x"], ["agents", "list"], ["agents", "models"], ["config", "show"], ["demo"]],
     ids=" ".join,
 )  # fmt: skip

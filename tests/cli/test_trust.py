@@ -118,14 +118,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "impact": ("compare", "impact", "run.jsonl"),
     "test": ("test", "run.jsonl"),
     "test as JSON": ("test", "run.jsonl", "--json"),
-    "extend": ("extend", "run.jsonl", "-q"),
+    "extend": ("resume", "run.jsonl", "--on-divergence", "extend", "-q"),
     "fork": ("fork", "run.jsonl", "--at", "-1", "--into", "fork.jsonl", "-q"),
     "pin": ("compare", "pin", "run.jsonl", "--check", "status == completed"),
     "policy": ("config", "policy", "policy.json", "--agent", "mine", "--against", "run.jsonl"),
     "chat with it": ("chat", "mine", "Hello", "--plain"),
     "replay by id": ("replay", "run.jsonl", "--agent", "mine"),
     "resume by id": ("resume", "run.jsonl", "--agent", "mine"),
-    "extend by id": ("extend", "run.jsonl", "--agent", "mine", "-q"),
+    "extend by id": ("resume", "run.jsonl", "--on-divergence", "extend", "--agent", "mine", "-q"),
     "debug by id": ("debug", "run.jsonl", "--agent", "mine", "--exec", "print ctx.prompt"),
     "impact by id": ("compare", "impact", "run.jsonl", "--agent", "mine"),
     "pin by id": ("compare", "pin", "run.jsonl", "--agent", "mine", "--check", "status == completed"),
@@ -600,10 +600,10 @@ def test_the_question_names_every_agent_file_and_their_number_last(
         ("run", "mine", "Go", "--trust=sha256:" + "0" * 64),
         ("resume", "run.jsonl", "--answer", "q0=yes"),
         ("resume", "run.jsonl", "--trust-answers"),
-        ("extend", "run.jsonl", "--trust-answers"),
+        ("resume", "run.jsonl", "--on-divergence", "extend", "--trust-answers"),
         ("replay", "run.jsonl", "--live", "tool_call", "--trust-answers"),
         ("fork", "run.jsonl", "--at", "-1", "--answer", "q0=yes"),
-        ("extend", "run.jsonl", "--answer", "q0=yes"),
+        ("resume", "run.jsonl", "--on-divergence", "extend", "--answer", "q0=yes"),
         ("send", "run-1", "--answer", "q0=yes", "--db", "postgresql://127.0.0.1:9/none"),
         ("send", "run-1", "Go on", "--db", "postgresql://127.0.0.1:9/none"),
     ],
@@ -708,11 +708,12 @@ def _cut_behind_its_yes(place: Place) -> None:
     ("words", "code", "said"),
     [
         (("resume", "cut.jsonl"), 3, "q0 is asked again"),
-        (("extend", "cut.jsonl"), 3, "q0 is asked again"),
+        (("resume", "cut.jsonl", "--on-divergence", "extend"), 3, "q0 is asked again"),
         (("fork", "cut.jsonl", "--at", "0"), 2, "q0 would let calls run that nobody here allowed"),
         (("fork", "whole.jsonl", "--at", "0", "--allow-repeat"), 2, "q0 would let calls run that nobody here allowed"),
         (("fork", "cut.jsonl", "--at", "0", "--edit", "no"), 3, ""),
-        (("extend", "ended.jsonl"), 3, "--answer q0=TEXT"),
+        (("fork", "whole.jsonl", "--tools", "working-copy"), 2, "its permissions would let calls run"),
+        (("resume", "ended.jsonl", "--on-divergence", "extend"), 3, "--answer q0=TEXT"),
         (("replay", "whole.jsonl", "--live", "tool_call"), 1, "nobody here allowed; a replay asks nobody"),
     ],
     ids=[
@@ -721,6 +722,7 @@ def _cut_behind_its_yes(place: Place) -> None:
         "fork",
         "fork of more",
         "fork that says it anew",
+        "fork that performs what is not recorded",
         "extend of an end",
         "replay that does it",
     ],
@@ -763,7 +765,9 @@ def test_who_is_asked_again_answers_and_what_one_left_oneself_goes_on(payer: Pla
 def test_whoever_knows_a_journal_takes_its_answers(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
-    payer.type("extend", "ended.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
+    payer.type(
+        "resume", "ended.jsonl", "--on-divergence", "extend", "--agent", "payer.py", "--trust-answers", "-q", code=3
+    )
     payer.type("replay", "whole.jsonl", "--agent", "payer.py", "--live", "tool_call", "--trust-answers", "-q", code=3)
 
     assert "1;1;1;" == _paid(payer)

@@ -194,7 +194,7 @@ HELD = {
     "an effect that was in flight": "test_kills.py::test_a_worker_is_killed_in_and_after_every_effect",
     "values of tools and `Perform`": "test_bounds.py::test_values_are_the_same_in_a_process_and_in_the_database",
     "`result.journal`": "test_moving.py::test_a_run_goes_on_in_a_process_where_the_database_ends",
-    "`replay`, `extend`, `step`": "test_same_agent.py::test_the_journal_of_a_durable_run_is_that_of_one_in_the_process",
+    '`replay`, `resume(on_divergence="extend")`, `step`': "test_same_agent.py::test_the_journal_of_a_durable_run_is_that_of_one_in_the_process",
     "`fork`": "test_upkeep.py::test_runs_move_to_another_release_out_into_journals_and_back",
     "events": "test_events.py::test_events_follow_a_run_of_another_process",
     "`rate_limits=`": "test_rates.py::test_requests_under_way_are_counted_over_all_workers_and_those_of_the_dead_are_not",
@@ -290,7 +290,7 @@ def test_what_the_table_says_is_missing_is_missing_and_the_rest_is_there() -> No
 
     twins = [name for name in dir(Engine) if name.endswith("_sync")]
     assert twins
-    assert [] == [name for name in (*twins, "replay", "extend", "step") if hasattr(DurableEngine, name)]
+    assert [] == [name for name in (*twins, "replay", "step") if hasattr(DurableEngine, name)]
     assert all(
         hasattr(DurableEngine, name) for name in ("run", "start", "stream", "resume", "cancel", "export", "fork")
     )

@@ -219,7 +219,7 @@ class Night:
         return Schedule(triage, cron="0 2 * * *", id="nightly"), triage, ScriptedModel([reply])
 
     def work(self, die_at: int = 0) -> None:
-        """Start what the schedule says and go on with what is due, as `stepengine wake` does; this is what a process does."""
+        """Start what the schedule says and go on with what is due, as `stepengine resume --due` does; this is what a process does."""
         points = Points(self.folder / "points.log", die_at)
         for of, name in (
             (FileWriter, "_store"), (SqliteWriter, "_insert"), (WakeIndex, "note"), (WakeIndex, "forget"), (WakeIndex, "put_off"), (ScheduleBook, "claim"),

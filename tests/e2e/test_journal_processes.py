@@ -214,8 +214,8 @@ def test_a_run_killed_in_ask_goes_on_in_another_process_with_the_answer_also_aft
     answer = ("--answer", "q2=yes", "-q", "--base-url", server.url)
     if is_edited:
         file.write_text(ASKING.replace("You buy.", "You buy shoes.").replace("Note it.", "Note this."))
-        assert stepengine("ready", journal).returncode == 5
-        assert stepengine("ready", journal, "--on-divergence", "keep").returncode == 0
+        assert stepengine("replay", "--waiting", journal).returncode == 5
+        assert stepengine("replay", "--waiting", journal, "--on-divergence", "keep").returncode == 0
         refused = online("resume", journal, *answer)
         assert (5, "") == (refused.returncode, refused.stdout)
         assert "--on-divergence keep" in refused.stderr

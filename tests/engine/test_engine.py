@@ -247,7 +247,9 @@ async def test_models_of_one_run_go_before_those_of_agents_and_engine_and_hold_w
     forked = await built.fork(journal, at=1, edit="two")
     with pytest.raises(ReplayDivergence, match="another model"):
         await built.fork(journal, at=1, edit="two", agent_models={"a-b": "test/later"})
-    extended = await built.extend(journal, answers={"Which?": "one"}, agent_models={"a-b": "test/later"})
+    extended = await built.resume(
+        journal, answers={"Which?": "one"}, agent_models={"a-b": "test/later"}, on_divergence="extend"
+    )
     kept = await built.replay(journal)
 
     assert "suspended" == suspended.status
@@ -309,7 +311,7 @@ def test_a_mapping_of_models_holds_providers():
         Engine([plain("tester")], models={"a": "b"})
 
 
-@pytest.mark.parametrize("method", ["run", "resume", "replay", "extend", "fork"])
+@pytest.mark.parametrize("method", ["run", "resume", "replay", "fork"])
 async def test_an_option_that_there_is_not_is_named_with_those_that_there_are(method):
     engine = Engine([plain("tester")], models=ScriptedModel([]))
     at = {"at": 0} if method == "fork" else {}

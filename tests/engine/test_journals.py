@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -416,7 +417,7 @@ def test_answers_that_are_no_mapping_are_refused_before_anything_happens(tmp_pat
             engine.run_sync("asking", answers=answers)
         engine.run_sync("asking", journal=path)
         before = path.read_bytes()
-        for go_on in (engine.resume_sync, engine.extend_sync):
+        for go_on in (engine.resume_sync, partial(engine.resume_sync, on_divergence="extend")):
             with pytest.raises(AnswerRejected, match="go by the question's id or text"):
                 go_on(path, answers=answers)
         with pytest.raises(AnswerRejected, match="go by the question's id or text"):

@@ -54,9 +54,7 @@ WAYS: dict[str, Callable[[Engine, Any], Awaitable[Any]]] = {
     "step()": lambda of, _: of.step(AgentState.from_messages([], agent_id="bot")),
     "resume()": lambda of, journal: of.resume(journal),
     "replay()": lambda of, journal: of.replay(journal),
-    "extend()": lambda of, journal: of.extend(journal),
     "fork()": lambda of, journal: of.fork(journal, at=1),
-    "rerun()": lambda of, journal: of.rerun(journal),
     "start_resume()": lambda of, journal: of.start_resume(journal),
     "start_fork()": lambda of, journal: of.start_fork(journal, at=1),
 }

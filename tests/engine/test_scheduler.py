@@ -297,12 +297,12 @@ def test_a_run_whose_process_is_killed_in_the_middle_is_gone_on_with_by_whoever_
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     (run,) = names(tmp_path / place)
-    woken = subprocess.run([*words, "wake"], check=False, capture_output=True, text=True)
+    woken = subprocess.run([*words, "resume", "--due"], check=False, capture_output=True, text=True)
 
     suffix = "" if Path(place).suffix else ".jsonl"
     assert ("", f"0\n61\n{run}{suffix} woken completed s\n") == (woken.stderr, woken.stdout)
     assert ["first", "begins", "last"] == log.read_text().split()
-    again = subprocess.run([*words, "wake"], check=False, capture_output=True, text=True)
+    again = subprocess.run([*words, "resume", "--due"], check=False, capture_output=True, text=True)
     assert "0\n61\n" == again.stdout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -180,7 +181,7 @@ async def test_a_reply_that_came_when_the_time_was_over_is_paid_for():
 
 
 @pytest.mark.spec("reliability:MP30", "requirements:D15", "replay:D1")
-@pytest.mark.parametrize("goes_on", [Engine.resume, Engine.extend])
+@pytest.mark.parametrize("goes_on", [Engine.resume, partial(Engine.resume, on_divergence="extend")])
 async def test_what_a_stopped_call_had_used_is_repeated_by_a_replay_and_counts_when_the_run_goes_on(goes_on, tmp_path):
     path, model = tmp_path / "run.jsonl", Half(halves=2)
     async with built(model, agent()) as engine:

@@ -881,7 +881,7 @@ async def test_a_body_that_waits_is_nothing_of_which_undoing_does_not_know_wheth
 
 
 @pytest.mark.spec("programs:PG2")
-async def test_a_rerun_goes_on_live_behind_a_body_that_gives_something_else(tmp_path: Path) -> None:
+async def test_a_fork_goes_on_live_behind_a_body_that_gives_something_else(tmp_path: Path) -> None:
     def made(end: str) -> Any:
         @tool
         def work() -> Steps[str]:
@@ -893,10 +893,10 @@ async def test_a_rerun_goes_on_live_behind_a_body_that_gives_something_else(tmp_
 
     path = tmp_path / "run.jsonl"
     await engine(made("one"), tool_call("work"), text("of one")).run(made("one"), "go", journal=path)
-    same = await engine(made("one")).rerun(path, agent=made("one"))
+    same = await engine(made("one")).fork(path, tools="recorded", agent=made("one"))
     assert (same.broke_at, same.result.text) == ("", "of one")
     other = made("two")
-    again = await engine(other, text("of two")).rerun(path, agent=other)
+    again = await engine(other, text("of two")).fork(path, tools="recorded", agent=other)
     assert (again.broke_at, again.result.text, results(again.result)) == ("#2", "of two", ["two"])
 
 

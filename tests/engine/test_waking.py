@@ -711,6 +711,29 @@ async def test_a_suspended_run_is_noted_in_a_place_and_not_beside_a_journal_that
             assert [] == index.all()
 
 
+@pytest.mark.spec("waiting:WT21", "replay:D10")
+@pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
+async def test_a_run_that_is_extended_and_sleeps_is_noted_with_its_new_time(journal: Journal, tmp_path: Path) -> None:
+    def sleeps_longer(ctx: Any) -> Any:
+        yield from Sleep(seconds=2 * HOUR)
+
+    place = tmp_path / "runs.db" if isinstance(journal, SqliteJournal) else tmp_path
+    (tmp_path / "other.jsonl").write_text("")
+    with index_of(place) as index:
+        assert [] == index.all()
+    async with Engine([agent(sleeps)]) as engine:
+        first = await engine.run("napper", journal=journal)
+    async with Engine([agent(sleeps_longer)]) as engine:
+        later = await engine.resume(journal, on_divergence="extend")
+
+        assert (RunStatus.SUSPENDED, True) == (later.status, later.wakes_at > first.wakes_at)
+        with index_of(place) as index:
+            assert [later.wakes_at] == [one.wakes_at for one in index.all()]
+        await engine.resume(journal, on_divergence="extend", now=True)
+    with index_of(place) as index:
+        assert [] == index.all()
+
+
 @pytest.mark.spec("waiting:WT21")
 async def test_an_index_that_is_made_anew_says_what_was_noted_and_what_came_meanwhile(tmp_path: Path) -> None:
     place = tmp_path / "runs.db"

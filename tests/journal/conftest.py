@@ -81,7 +81,7 @@ class Rig:
         return self.run(lambda: JournaledRun.replay(journal))
 
     def extend(self, journal: Any, *, allow_repeat: bool = False) -> RunResult[Any]:
-        return self.run(lambda: JournaledRun.extend(journal, leeway=Leeway(may_repeat=allow_repeat)))
+        return self.run(lambda: JournaledRun.rerecord(journal, leeway=Leeway(may_repeat=allow_repeat)))
 
 
 @pytest.fixture

@@ -116,18 +116,22 @@ def test_a_new_model_answers_against_recorded_tools_and_is_stopped_at_the_first_
     say = text("let me see")
     replies = [tool_call("look", {"shelf": 7}), tool_call("look", {"shelf": 0}), say]
     with later.engine(*replies) as engine:
-        stopped = engine.rerun_sync(journal, at=0, reuse=False)
-    error = stopped.result.error
-    assert stopped.refused is not None
-    assert (stopped.refused.name, stopped.refused.address, stopped.served) == ("look", "#5", 3)
+        stopped = engine.replay_sync(journal, live={"model_call"}, on_divergence="stop")
+    error = stopped.error
+    assert stopped.status is RunStatus.FAILED
     assert isinstance(error, ReplayDivergence)
     assert (error.kind, error.address) == ("extra", "#5")
     assert "tool_call look with this input is not recorded" in error.message
     with later.engine(text("I know that"), text("unused")) as engine:
-        quick = engine.rerun_sync(journal, at=0, reuse=False)
-    assert (quick.result.status, quick.result.text) == (RunStatus.COMPLETED, "I know that")
+        quick = engine.replay_sync(journal, live="model_call")
+    assert (quick.status, quick.text) == (RunStatus.COMPLETED, "I know that")
+    with (
+        later.engine(*replies) as engine,
+        pytest.raises(ReplayDivergence, match="look with this input is not recorded"),
+    ):
+        engine.replay_sync(journal, live={"model_call"})
     assert later.asked == []
-    assert check(quick.journal)
+    assert () == check(quick.journal).problems
 
 
 @pytest.mark.spec("replay:D12")
@@ -146,7 +150,7 @@ def test_children_of_a_new_model_run_anew_over_the_recorded_tools() -> None:
     with Engine([agent], models=ScriptedModel([text("x"), tool_call("look", {}), text("end")]), pricing=None) as engine:
         engine.run_sync("a", journal=journal)
     with Engine([agent], models=ScriptedModel([text("y"), tool_call("look", {}), text("new")]), pricing=None) as engine:
-        assert engine.rerun_sync(journal, at=0, reuse=False).result.output == "new"
+        assert engine.replay_sync(journal, live={"model_call"}).output == "new"
 
 
 @pytest.mark.spec("replay:D12")
@@ -154,7 +158,8 @@ def test_children_of_a_new_model_run_anew_over_the_recorded_tools() -> None:
     ("options", "said"),
     [
         ({"live": {"think"}}, "live='think' is not a kind"),
-        ({"live": {"model_call"}}, r"engine\.rerun\(journal, at=0, reuse=False\)"),
+        ({"live": {"model_call", "tool_call"}}, "live='model_call' goes alone"),
+        ({"live": {"model_call"}, "speed": 1.0}, "live='model_call' goes alone"),
         ({"speed": 0}, "above 0"),
     ],
 )
@@ -175,13 +180,13 @@ def test_an_engine_extends_a_recorded_run_and_pays_only_for_what_changed(tmp_pat
     with later.engine() as engine:
         with pytest.raises(ReplayDivergence) as caught:
             engine.replay_sync(path)
-        assert "engine.extend(journal)" in caught.value.message
-        assert f"stepengine extend {path}" in caught.value.message
+        assert 'engine.resume(journal, on_divergence="extend")' in caught.value.message
+        assert f"stepengine resume {path} --on-divergence extend" in caught.value.message
         assert f"stepengine debug {path}" in caught.value.message
-        assert engine.extend_sync(path).status is RunStatus.FAILED
+        assert engine.resume_sync(path, on_divergence="extend").status is RunStatus.FAILED
     assert path.read_bytes() == before
     with later.engine(text("changed")) as engine:
-        result = engine.extend_sync(path)
+        result = engine.resume_sync(path, on_divergence="extend")
         assert (result.text, result.output) == ("changed", ["default", "three left on 0", "Good day."])
         assert engine.replay_sync(path) == result
     assert later.asked == []
@@ -202,7 +207,7 @@ def test_a_run_that_is_extended_may_wait_for_an_answer_and_be_resumed(tmp_path: 
     with Engine([agent(False)]) as engine:
         engine.run_sync("a", journal=path)
     with Engine([agent(True)]) as engine:
-        assert engine.extend_sync(path).status is RunStatus.SUSPENDED
+        assert engine.resume_sync(path, on_divergence="extend").status is RunStatus.SUSPENDED
         assert engine.resume_sync(path, answers={"Sure?": "yes"}).output == "yes"
 
 
@@ -229,11 +234,11 @@ def test_extending_asks_before_it_does_again_what_changed_the_world_and_keeps_wh
     before = journal.content()
     with Engine([charging(charged, "b", 5, 7, "c")]) as engine:
         with pytest.raises(JournalError, match=r"#1 perform charge, #2 perform charge.*allow_repeat=True") as caught:
-            engine.extend_sync(journal)
+            engine.resume_sync(journal, on_divergence="extend")
         assert "from #0 on" in caught.value.message
         assert (charged, journal.content(), journal.extended) == ([5, 7], before, None)
 
-        assert engine.extend_sync(journal, allow_repeat=True).status is RunStatus.COMPLETED
+        assert engine.resume_sync(journal, allow_repeat=True, on_divergence="extend").status is RunStatus.COMPLETED
         again = engine.replay_sync(journal)
     assert charged == [5, 7, 5, 7]
     assert again.status is RunStatus.COMPLETED
@@ -243,11 +248,45 @@ def test_extending_asks_before_it_does_again_what_changed_the_world_and_keeps_wh
     assert made.before.content() == before
 
     with Engine([charging(charged, "b", 5, 7, "d")]) as engine:
-        engine.extend_sync(journal)
+        engine.resume_sync(journal, on_divergence="extend")
     assert charged == [5, 7, 5, 7]
     assert (journal.extended.kept, journal.extended.recorded, journal.extended.anew) == (3, 4, 1)
     assert "before-2" in journal.extended.before.name
     assert made.before.content() == before
+
+
+@pytest.mark.spec("replay:D10", "requirements:X73")
+@pytest.mark.parametrize(("in_doubt", "status"), [("fail", RunStatus.FAILED), ("retry", RunStatus.COMPLETED)])
+def test_extending_a_run_that_was_cut_off_decides_an_effect_in_doubt_as_every_resume_does(
+    in_doubt: Any, status: RunStatus
+) -> None:
+    charged: list[int] = []
+    with Engine([charging(charged, "a", 5)]) as engine:
+        whole = engine.run_sync("shop", journal=MemoryJournal()).journal
+    cut = MemoryJournal(whole.lines()[:-2])
+    before = cut.lines()
+    with Engine([charging(charged, "a", 5, "b")]) as engine:
+        assert status is engine.resume_sync(cut, in_doubt=in_doubt, on_divergence="extend").status
+
+    assert ([5] if status is RunStatus.FAILED else [5, 5]) == charged
+    assert (status is RunStatus.FAILED) == (before == cut.lines())
+
+
+@pytest.mark.spec("replay:D10", "reliability:JR36")
+async def test_a_run_that_is_extended_in_the_background_replaces_its_journal_too() -> None:
+    charged: list[int] = []
+    async with Engine([charging(charged, "a", 5)]) as engine:
+        journal = (await engine.run("shop", journal=MemoryJournal())).journal
+    before = journal.lines()
+    async with Engine([charging(charged, "b", 5)]) as engine:
+        refused = await (await engine.start_resume(journal, on_divergence="extend")).result()
+        assert (RunStatus.FAILED, before) == (refused.status, journal.lines())
+        assert "allow_repeat=True" in str(refused.error)
+        handle = await engine.start_resume(journal, on_divergence="extend", allow_repeat=True)
+        assert RunStatus.COMPLETED is (await handle.result()).status
+        assert RunStatus.COMPLETED is (await engine.replay(journal)).status
+
+    assert [5, 5] == charged
 
 
 @pytest.mark.spec("replay:D10", "reliability:JR36")
@@ -257,7 +296,7 @@ def test_extending_a_run_that_is_started_with_something_else_asks_too(tmp_path: 
         engine.run_sync("shop", journal=tmp_path / "run.jsonl")
     other = attrs.evolve(charging(charged, 5), id="other")
     with Engine([other]) as engine, pytest.raises(JournalError, match="#0 perform charge"):
-        engine.extend_sync(tmp_path / "run.jsonl", agent="other")
+        engine.resume_sync(tmp_path / "run.jsonl", agent="other", on_divergence="extend")
     assert charged == [5]
 
 

@@ -5,6 +5,7 @@ A journal that somebody else made: what it allows ahead is asked again, and what
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def extended(journal: Any, interactor: Any = None, **options: Any) -> tuple[list
     till = Till()
     with till.engine(interactor) as engine:
         try:
-            return till.paid, engine.extend_sync(journal, **options)
+            return till.paid, engine.resume_sync(journal, **options, on_divergence="extend")
         except JournalError as error:
             return till.paid, error
 
@@ -229,7 +230,7 @@ class Paying(Till):
 
 
 @pytest.mark.spec("requirements:X72")
-@pytest.mark.parametrize("goes_on", [Engine.resume_sync, Engine.extend_sync])
+@pytest.mark.parametrize("goes_on", [Engine.resume_sync, partial(Engine.resume_sync, on_divergence="extend")])
 def test_asking_again_looks_at_each_record_as_often_however_many_there_are(
     goes_on: Callable[..., RunResult[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +282,9 @@ def test_what_was_done_is_not_done_anew_on_a_yes_that_was_believed_because_it_wa
     paid = {}
     for again in (True, False):
         with changed.engine() as engine:
-            result = engine.extend_sync(MemoryJournal(lines), ask_again=again, allow_repeat=True)
+            result = engine.resume_sync(
+                MemoryJournal(lines), ask_again=again, allow_repeat=True, on_divergence="extend"
+            )
         paid[again] = (list(changed.paid), result.status)
         if again:
             assert isinstance(result.error, JournalError)

@@ -221,8 +221,8 @@ def test_effects_that_were_added_are_no_edit_and_the_error_names_fork_and_extend
 
     assert "kind" == caught.value.kind
     assert before == journal.lines()
-    assert "engine.extend(journal)" in str(caught.value)
-    assert "--on-divergence" not in str(caught.value)
+    assert 'engine.resume(journal, on_divergence="extend")' in str(caught.value)
+    assert "--on-divergence keep" not in str(caught.value)
 
 
 @pytest.mark.spec("requirements:X58")
@@ -306,8 +306,21 @@ def test_a_word_that_there_is_not_is_refused(shop):
     journal = MemoryJournal()
     shop.waiting(journal)
     for wrong in ("bogus", None, lambda error: True):
-        with pytest.raises(JournalError, match="on_divergence is one of raise, stop, keep, not"):
+        with pytest.raises(JournalError, match="on_divergence is one of raise, stop, keep, extend, not"):
             shop.engine(Source()).resume_sync(journal, on_divergence=wrong)
+    with pytest.raises(JournalError, match="on_divergence is one of raise, stop, keep, not 'extend'"):
+        shop.engine(Source()).replay_sync(journal, on_divergence="extend")
+
+
+@pytest.mark.spec("replay:D10", "reliability:JR36")
+def test_what_may_be_repeated_is_refused_where_nothing_is_cut_off(shop):
+    journal = MemoryJournal()
+    shop.waiting(journal)
+    before = journal.lines()
+    with pytest.raises(JournalError, match="allow_repeat=True needs on_divergence='extend'"):
+        shop.engine(Source()).resume_sync(journal, allow_repeat=True)
+
+    assert before == journal.lines()
 
 
 @pytest.mark.spec("requirements:X58")

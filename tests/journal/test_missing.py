@@ -13,7 +13,7 @@ from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, scrub,
 WAYS = {
     "replay": lambda engine, journal: engine.replay_sync(journal),
     "resume": lambda engine, journal: engine.resume_sync(journal),
-    "extend": lambda engine, journal: engine.extend_sync(journal),
+    "extend": lambda engine, journal: engine.resume_sync(journal, on_divergence="extend"),
     "fork": lambda engine, journal: engine.fork_sync(journal, at="#1"),
     "undo": lambda engine, journal: undo(journal, "."),
     "scrub": lambda engine, journal: scrub(journal),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ async def test_a_run_that_is_stopped_while_its_wait_is_being_kept_ends_and_the_n
 
 
 @pytest.mark.spec("requirements:E27", "reliability:R3")
-@pytest.mark.parametrize("goes_on", [Engine.resume, Engine.extend])
+@pytest.mark.parametrize("goes_on", [Engine.resume, partial(Engine.resume, on_divergence="extend")])
 async def test_who_goes_on_and_is_stopped_leaves_a_call_that_waits(
     goes_on: Callable[..., Coroutine[Any, Any, RunResult[Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

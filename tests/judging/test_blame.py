@@ -20,7 +20,7 @@ from stepengine.errors import DataError, ModelError
 from stepengine.journal import MemoryJournal
 from stepengine.judging.blame import blame, change_point, expected_calls
 from stepengine.judging.checks import Check
-from stepengine.judging.rerun import course_from
+from stepengine.judging.samples import course_from
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 PASSED = Check.of_expression("text == 'passed'")

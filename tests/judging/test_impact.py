@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stepengine.cli.exits import Exit
 from stepengine.journal import MemoryJournal
 from stepengine.judging.impact import Impact, Judged, RepeatedJournal, Sample
-from stepengine.judging.rerun import Course
+from stepengine.judging.samples import Course
 
 
 @pytest.mark.spec("judging:JG70", "judging:JG71", "judging:JG72", "judging:JG87")
@@ -350,7 +350,7 @@ def test_what_cannot_be_read_is_told_beside_the_rest_and_is_wrong_usage(ten: Any
 
 @attrs.frozen
 class Again:
-    """What a report looks at of a rerun."""
+    """What a report looks at of a fork."""
 
     refused: Any = None
     served: int = 0

@@ -395,12 +395,12 @@ async def test_a_journal_that_is_written_anew_keeps_what_its_programs_came_to(sa
         await engine.run("shopper", journal=path)
     sandbox.fed.clear()
     async with Engine([of("bread")], models=ScriptedModel([])) as engine:
-        rerun = await engine.rerun(path, tools="idempotent")
-        await engine.replay(rerun.journal)
-        await engine.extend(path)
+        fork = await engine.fork(path, tools="idempotent")
+        await engine.replay(fork.journal)
+        await engine.resume(path, on_divergence="extend")
         await engine.replay(path)
 
-    assert "#1" == rerun.broke_at
+    assert "#1" == fork.broke_at
     assert [] == sandbox.fed
 
 
@@ -450,7 +450,7 @@ async def test_a_program_that_meets_another_answer_halfway_goes_on_with_that_one
     sandbox.fed.clear()
     other = of(lambda item: item * 2)
     async with Engine([other], models=ScriptedModel([text("again")])) as engine:
-        result = await engine.extend(path)
+        result = await engine.resume(path, on_divergence="extend")
         assert 1 == len(sandbox.fed)
         assert result == await engine.replay(path)
 

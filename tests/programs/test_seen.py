@@ -620,7 +620,7 @@ async def test_impact_compares_what_programs_ask_for_and_answers_their_calls_fro
         report = await impact(engine, [found], agent=changed, n=1, models=models)
     (sample,) = report.journals[0].samples
 
-    assert (sample.changed, sample.rerun.served, sample.rerun.performed) == (is_changed, served, 0)
+    assert (sample.changed, sample.report.served, sample.report.performed) == (is_changed, served, 0)
 
 
 @pytest.mark.spec("programs:PG39")

@@ -48,7 +48,7 @@ from stepengine import (
 )
 from stepengine.errors import ModelError
 from stepengine.events import TextDelta, ThinkingDelta
-from stepengine.journal import Called, FileJournal, Follower, News, Purse, Rerun, follow_events
+from stepengine.journal import Called, FileJournal, Follower, ForkReport, News, Purse, follow_events
 from stepengine.judging import render_run
 from stepengine.models import (
     CitationPart,
@@ -379,7 +379,7 @@ def made_up(call: Called, recorded: Sequence[Called]) -> str | None:
     return f"as {recorded[-1].address} gave" if recorded else None
 
 
-def ask_twice(journal: Path) -> tuple[list[Rerun], Purse]:
+def ask_twice(journal: Path) -> tuple[list[ForkReport], Purse]:
     """
     A recorded run goes on from its first model call with another reply, twice, for at most half a dollar together.
     """
@@ -387,8 +387,11 @@ def ask_twice(journal: Path) -> tuple[list[Rerun], Purse]:
     agent = AgentDefinition("host")
     model = ScriptedModel(["Hello Bob.", "Hello Eve."])
     with Engine([agent], models=model, pricing=lambda model, usage, at: Decimal("0.10")) as engine:
-        again = [engine.rerun_sync(journal, at=0, reuse=False, simulate=made_up, budget=purse) for _ in range(2)]
-    assert_type(again[0], Rerun)
+        again = [
+            engine.fork_sync(journal, at=-1, tools="recorded", reuse=False, simulate=made_up, budget=purse)
+            for _ in range(2)
+        ]
+    assert_type(again[0], ForkReport)
     return again, purse
 
 

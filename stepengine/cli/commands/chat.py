@@ -26,10 +26,9 @@ import typer
 
 from stepengine.cli import bench
 from stepengine.cli.bench import Bench, bench_for, family, limits_of, registry_of
-from stepengine.cli.commands.replay import repeat
 from stepengine.cli.conversations import recorded_conversations
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import answer_with_result, is_taken, journal_at, limits_again, name_of
+from stepengine.cli.journals import answer_with_result, is_taken, journal_at, limits_again, name_of, repeat
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_options
 from stepengine.cli.perform import GRACE, Run, print_warnings, reason_of, resume_hint, tell_more
 from stepengine.cli.recording import (

@@ -57,9 +57,7 @@ LOOK_SECONDS = 3600.0
 AROUND = 7
 MAX_PRINTED = 5
 SHORT = 40
-NO_MORE = (
-    "the run differs from its record here, so there is no going on: fork goes on from here, `stepengine extend` too"
-)
+NO_MORE = "the run differs from its record here, so there is no going on: fork goes on from here, `stepengine resume --on-divergence extend` too"
 
 
 @with_options
@@ -890,7 +888,7 @@ class DebugSession:
     def _confirm(self, asked: _Fork) -> None:
         """Ask before models are asked for money."""
         from stepengine.journal.records import shown_address
-        from stepengine.judging.rerun import course_from
+        from stepengine.judging.samples import course_from
 
         stepper = self._debugger.stepper
         history, place = stepper.history, stepper.address_at(stepper.position)

@@ -15,7 +15,7 @@ from stepengine.cli.journals import spread
 from stepengine.cli.judging import (
     Budget,
     Fresh,
-    RerunCase,
+    RecordedCase,
     Simulate,
     Tools,
     Yes,
@@ -157,20 +157,20 @@ def _make_report(files: Sequence[str], options: Options, asked: ImpactOptions) -
     from stepengine.engine import load_agent
     from stepengine.judging.checks import function_at
     from stepengine.judging.impact import RepeatedJournal, expected_of, first_difference, impact
-    from stepengine.judging.rerun import at_once
+    from stepengine.judging.samples import at_once
 
     models, purse = models_of_script(asked.script), purse_of(asked.budget)
     simulate = function_at(asked.simulate) if asked.simulate else None
     old = load_agent(asked.baseline, folders=options.settings.agent_folders) if asked.baseline else None
-    cases: list[RerunCase | RepeatedJournal] = []
+    cases: list[RecordedCase | RepeatedJournal] = []
     for file in spread(files):
         try:
-            own = [case for case in cases if isinstance(case, RerunCase)]
+            own = [case for case in cases if isinstance(case, RecordedCase)]
             cases.append(case_of(file, options, performs=asked.tools != "recorded", beside=own))
         except StepEngineError as error:
             what = "its agent cannot be loaded" if isinstance(error, DefinitionError) else "its journal cannot be read"
             cases.append(RepeatedJournal(file, "unreadable", message=f"{what}: {error.message}"))
-    own = [case for case in cases if isinstance(case, RerunCase)]
+    own = [case for case in cases if isinstance(case, RecordedCase)]
 
     async def made() -> Impact:
         found = {c.file: await first_difference(c.bench.engine, c.file, c.journal, c.agent) for c in own}

@@ -81,7 +81,7 @@ def _price(files: list[str], models: list[str], options: Options, *, as_json: bo
 
 
 def _describe_price(file: str, one: Priced) -> str:
-    from stepengine.judging.rerun import shown_dollars
+    from stepengine.judging.samples import shown_dollars
 
     if one.low is None or one.high is None:
         cost = "unknown"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated, TypeAlias
 
 import attrs
 import typer
@@ -13,24 +13,28 @@ import typer
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import as_usage, is_cut_off, journal_at, on_journal, perform_run, recorded_agent
-from stepengine.cli.options import File, Last, Options, TrustAnswers, with_options
+from stepengine.cli.options import Last, Options, TrustAnswers, with_options
 from stepengine.cli.perform import print_result
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
-from stepengine.data.state import RunResult
+from stepengine.cli.waiting_runs import replay_waiting
 from stepengine.errors import ReplayDivergence
 
-if TYPE_CHECKING:
-    from stepengine.data.state import RunResult
-    from stepengine.journal import Journal, OnDivergence
+__all__ = ("replay",)
 
-__all__ = ("repeat", "replay")
+ReplayFiles: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="FILE",
+        help="A journal, or the beginning of a run's name in `stepengine runs`; RUNS.db#RUN in an SQLite file. With --waiting any number.",
+    ),
+]
 
 
 @with_options
 def replay(
     options: Options,
-    file: File = "",
+    files: ReplayFiles = None,
     *,
     last: Last = False,
     speed: Annotated[
@@ -44,6 +48,12 @@ def replay(
         bool, typer.Option("--pdb", help="Where it differs, open the debugger; breakpoint() opens pdb.")
     ] = False,
     trust_answers: TrustAnswers = False,
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="Replay every waiting run, and say which the present code can resume.")
+    ] = False,
+    on_divergence: Annotated[
+        str, typer.Option(help="With --waiting: raise or keep, as it will be given to resume.")
+    ] = "",
 ) -> Exit:
     """
     Repeat a run from its record, without model and network.
@@ -56,6 +66,26 @@ def replay(
     recorded tools, and ends at the first call that was not recorded. With --live tool_call a permission in FILE lets no tool
     run, unless FILE is as your own commands left it: whoever wrote it could have said yes. --trust-answers takes it.
 
+    --waiting is for a look before a deployment: which waiting runs can `stepengine resume` continue with the present code?
+    Nothing is performed or changed, and no key is needed. FILE is a journal, a folder of them, an SQLite file or a run's
+    name; without one, what `stepengine runs --waiting` lists. Runs that have ended do not count.
+
+    With --waiting, for each run, and the first place that differs:
+      ready      it is resumed as it is
+      keep       it is resumed with `resume --on-divergence keep`: what is
+                 recorded are effects of the same kind, with other content
+      diverges   effects were added, removed or exchanged: put the old code
+                 back until it has ended, or use fork, or
+                 `resume --on-divergence extend`
+      failed     it could not be tried: the journal is damaged, or its agent
+                 is not found
+
+    With --waiting it leaves with:
+      0    every waiting run can be resumed; with --on-divergence keep, also
+           those of `keep`
+      1    a run could not be tried
+      5    a run would diverge
+
     Examples:
       stepengine replay --last
       stepengine replay run.jsonl
@@ -64,7 +94,23 @@ def replay(
       stepengine replay run.jsonl --live model_call --model openai/gpt-5-mini
       stepengine replay run.jsonl --agent ./agents/mine.py --json
       stepengine replay run.jsonl --agent ./agents/mine.py --pdb
+      stepengine replay --waiting
+      stepengine replay --waiting journals/ --agent ./agents/mine.py
+      stepengine replay --waiting runs.db --on-divergence keep --json
     """
+    if waiting:
+        for name, given in (("--live", live), ("--speed", speed), ("--pdb", pdb), ("--trust-answers", trust_answers)):
+            if given:
+                msg = f"{name} is for one run; leave it out with --waiting"
+                raise UsageProblem(msg)
+        return replay_waiting(attrs.evolve(options, last=last), files or (), on_divergence or "raise")
+    if on_divergence:
+        msg = "--on-divergence needs --waiting; `stepengine resume` takes it for one run"
+        raise UsageProblem(msg)
+    file, *others = files or ("",)
+    if others:
+        msg = f"{file!r} and {others[0]!r} are several runs; `stepengine test` replays any number"
+        raise UsageProblem(msg)
     if trust_answers:
         refuse_inside("replay --trust-answers")
     options = attrs.evolve(options, journal=file, last=last)
@@ -106,44 +152,15 @@ def _replay(options: Options, live: Sequence[str], speed: float | None, *, trust
     from stepengine.journal.provenance import has_known_permissions
     from stepengine.journal.replayer import live_kinds
 
-    anew = "model_call" in live
-    if anew and (len(live) > 1 or speed):
-        msg = "--live model_call goes alone: new replies lead to other calls, which have no recorded result or pace"
-        raise UsageProblem(msg)
     with as_usage():
-        live_kinds(() if anew else live)
+        live_kinds(live, has_pace=speed is not None)
     journal = journal_at(options.journal)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
     bench = bench_for(options, agent, performs=bool(live), recorded=history)
-    engine = bench.engine
-    # A run without an effect has no place from which a model could answer anew: it asks none.
-    asks_anew = anew and any(seq >= 0 for _, seq in history.intents)
     doubts = bool(live) and not trusts and not has_known_permissions(journal)
-
-    async def repeat() -> RunResult:
-        if not asks_anew:
-            kinds = () if anew else live
-            return await engine.replay(journal, agent=agent, live=kinds, speed=speed, ask_again=doubts)
-        made = await engine.rerun(journal, agent=agent, at=0, reuse=False)
-        if made.refused is not None and made.result.error is not None:
-            raise made.result.error
-        return made.result
-
-    run = perform_run(bench, repeat)
+    replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, ask_again=doubts)
+    run = perform_run(bench, lambda: replayed(journal))
     if is_cut_off(journal, run.result):
         complain(f"{options.journal} ends before its run did; what it holds was repeated")
     return print_result(run, options, bench)
-
-
-def repeat(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult:
-    """Return what the present code makes of a recorded run; nothing is performed."""
-    history = journal.history()
-    agent = recorded_agent(journal, options, history)
-    bench = bench_for(options, agent, performs=False, recorded=history)
-
-    async def ended() -> RunResult:
-        async with bench.engine:
-            return await bench.engine.replay(journal, agent=agent, on_divergence=on_divergence)
-
-    return asyncio.run(ended())

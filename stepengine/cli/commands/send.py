@@ -67,7 +67,7 @@ def send(
       --topic TOPIC JSON    the value of the agent's Receive(TOPIC)
 
     It is on the disk when the command returns, in the mailbox next to the journal or in the database. A running run gets it
-    within moments. A run that waits for it is due at once for `stepengine wake`. No worker has to be alive. A run that has
+    within moments. A run that waits for it is due at once for `stepengine resume --due`. No worker has to be alive. A run that has
     ended takes nothing.
 
     `stepengine runs` and `stepengine deploy status RUN` list the open questions. Questions that were asked together are answered

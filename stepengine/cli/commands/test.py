@@ -11,9 +11,8 @@ import attrs
 import typer
 
 from stepengine.cli.chaos import RUNS, ChaosOptions, run_chaos
-from stepengine.cli.commands.replay import repeat
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import agent_id_of, is_cut_off, journal_at, spread
+from stepengine.cli.journals import agent_id_of, fields_of, is_cut_off, journal_at, repeat, spread
 from stepengine.cli.options import Agent, Config, Json, Options
 from stepengine.cli.screen.render import counted, dumps, say
 from stepengine.cli.settings import UsageProblem
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal
     from stepengine.journal.divergence import Field
 
-__all__ = ("fields_of", "suite")
+__all__ = ("suite",)
 
 RECORDINGS = "recordings/**/*.jsonl"
 """Where a package has the recorded runs of its agents."""
@@ -169,11 +168,6 @@ def _divergence_entry(
     file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: object
 ) -> dict[str, object]:
     return {"file": file, "outcome": "diverged", "message": message, **place, "diff": fields_of(diff)}
-
-
-def fields_of(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
-    """Return the fields that differ, as JSON."""
-    return [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
 
 
 def _other_end(journal: Journal, replayed: RunResult) -> list[Field]:

@@ -104,7 +104,7 @@ def test_what_a_run_waits_for_is_told_wherever_it_is_shown_with_the_command_that
         assert "it waits for a message on 'go' until " in said
         assert f"stepengine send {stem} --topic go JSON" in said
         assert f"stepengine resume {stem} --now" in said
-        assert "stepengine wake" in said
+        assert "stepengine resume --due" in said
         assert "question" not in said
     assert "  ~ waits for a message on 'go' until " in listed
     assert ["message"] == [wait["kind"] for wait in told["waits"]]
@@ -125,11 +125,11 @@ def test_a_run_is_woken_before_its_time_by_hand() -> None:
 def test_a_message_is_posted_once_and_the_run_is_due_for_whoever_wakes() -> None:
     stem = suspended("waits")
     suspended("waits")
-    assert "" == command("wake").stdout
+    assert "" == command("resume", "--due").stdout
     first = command("send", stem, "--topic", "go", '{"n": 1}', "--id", "one").stdout
     again = command("send", stem, "--topic", "go", '{"n": 1}', "--id", "one").stdout
     as_json = json.loads(command("send", stem, "--topic", "go", "-", "--json", input="[2]").stdout)
-    woken = command("wake").stdout
+    woken = command("resume", "--due").stdout
     shown = command("resume", stem, "-q").stdout
 
     assert "one" == first.strip()
@@ -179,13 +179,13 @@ def test_a_question_alone_wakes_nobody_until_it_was_answered() -> None:
     suspended("asks")
     with index_of(place()) as index:
         assert {f"{e.stem}.jsonl" for e in entries()} == {one.run for one in index.all()}
-        assert "" == command("wake").stdout
+        assert "" == command("resume", "--due").stdout
         from stepengine.journal import FileJournal
 
         FileJournal(place() / f"{stem}.jsonl").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
         index.post_arrived(f"{stem}.jsonl", "answer")
 
-    assert f"{stem} (asks): completed" in command("wake").stdout
+    assert f"{stem} (asks): completed" in command("resume", "--due").stdout
 
 
 @pytest.mark.spec("waiting:WT21")
@@ -195,7 +195,7 @@ def test_what_is_due_is_told_in_lines_or_json_and_a_failure_leaves_with_its_code
     stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in entries()}
     for run in stems.values():
         make_due(run, place())
-    result = command("wake", "--json")
+    result = command("resume", "--due", "--json")
     told = {line["agent"]: line for line in map(json.loads, result.stdout.splitlines())}
 
     # None of them is further than its clock says, so each is suspended again.
@@ -216,10 +216,10 @@ def test_a_database_is_a_place_of_its_own_with_agents_of_its_own(work: Path) -> 
         for run in ("a", "b"):
             engine.run_sync("waits", journal=SqliteJournal(work / "R.db", run))
             engine.post_sync(SqliteJournal(work / "R.db", run), "go", run)
-    lost = command("wake", "R.db", code=1)
+    lost = command("resume", "--due", "R.db", code=1)
     for run in ("a", "b"):
         make_due(run, work / "R.db")
-    found = command("wake", "R.db", "--agents", "elsewhere/mine.py", "--json").stdout.splitlines()
+    found = command("resume", "--due", "R.db", "--agents", "elsewhere/mine.py", "--json").stdout.splitlines()
 
     assert 2 == lost.stderr.count("could not be resumed")
     assert 2 == lost.stderr.count("tried again at")
@@ -229,17 +229,33 @@ def test_a_database_is_a_place_of_its_own_with_agents_of_its_own(work: Path) -> 
 @pytest.mark.spec("waiting:WT21")
 @pytest.mark.parametrize("text", ["nowhere", "nowhere.db", "agents/naps.py", "R.db#a"])
 def test_what_is_no_place_is_wrong_usage(text: str) -> None:
-    result = command("wake", text, code=2)
+    result = command("resume", "--due", text, code=2)
 
     assert "name a folder of journals or a database" in result.stderr
+
+
+@pytest.mark.spec("waiting:WT21")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--due", "--last"), "--last is for one run"),
+        (("--due", "--answer", "q0=yes"), "--answer is for one run"),
+        (("--due", "--agent", "naps"), "--agent is for one run"),
+        (("--due", "--on-divergence", "keep"), "--on-divergence is for one run"),
+        (("--last", "--watch"), "--watch needs --due"),
+        (("--last", "--agents", "agents"), "--agents needs --due"),
+    ],
+)
+def test_options_of_one_run_and_of_all_due_runs_are_not_mixed(words: tuple[str, ...], said: str) -> None:
+    assert said in command("resume", *words, code=2).stderr
 
 
 @pytest.mark.spec("waiting:WT21")
 def test_a_place_without_runs_has_nothing_to_wake(work: Path) -> None:
     (work / "empty").mkdir()
 
-    assert "" == command("wake", "empty").stdout
-    assert "nothing sleeps" in command("wake").stderr
+    assert "" == command("resume", "--due", "empty").stdout
+    assert "nothing sleeps" in command("resume", "--due").stderr
 
 
 @pytest.mark.spec("waiting:WT23", "waiting:WT21")
@@ -257,7 +273,7 @@ def test_a_waker_of_a_place_starts_the_schedules_of_its_agents(work: Path) -> No
     lines = {"hourly": f"{schedule.line} {schedule.timezone}"}
     ScheduleBook(work / "R.db").passed(lines, datetime.now(UTC) - timedelta(hours=1))
     SqliteJournal(work / "R.db").runs()
-    command("wake", "R.db", "--agents", "agents/hourly.py")
+    command("resume", "--due", "R.db", "--agents", "agents/hourly.py")
 
     assert 1 == len([run for run in SqliteJournal(work / "R.db").runs() if run.startswith("hourly-")])
 
@@ -273,14 +289,14 @@ def test_two_schedules_of_one_id_are_refused_by_a_waker_as_by_the_list_of_them(w
         )
     (work / "place").mkdir()
     listed = command("runs", "--schedules", "first.py", "second.py", code=2).stderr
-    woken = command("wake", "place", "--agents", "first.py", "--agents", "second.py", code=2).stderr
+    woken = command("resume", "--due", "place", "--agents", "first.py", "--agents", "second.py", code=2).stderr
 
     assert "two schedules have the id 'hourly'" in listed
     assert "two schedules have the id 'hourly'" in woken
 
 
 @pytest.mark.spec("waiting:WT21")
-def test_an_agent_that_nobody_finds_is_told_with_the_option_that_wake_has(work: Path) -> None:
+def test_an_agent_that_nobody_finds_is_told_with_the_option_that_names_agents(work: Path) -> None:
     stem = suspended("naps")
     run = f"{stem}.jsonl"
     (work / "elsewhere").mkdir()
@@ -288,7 +304,7 @@ def test_an_agent_that_nobody_finds_is_told_with_the_option_that_wake_has(work: 
         (work / "elsewhere" / file.name).write_bytes(file.read_bytes())
     (work / "agents/naps.py").unlink()
     make_due(run, work / "elsewhere")
-    said = " ".join(command("wake", "elsewhere", code=1).stderr.split())
+    said = " ".join(command("resume", "--due", "elsewhere", code=1).stderr.split())
 
     assert "no agent has the id 'naps'" in said
     assert "Say where it is with --agents PATH" in said
@@ -299,7 +315,7 @@ def test_an_agent_that_nobody_finds_is_told_with_the_option_that_wake_has(work: 
 def test_a_waker_that_watches_wakes_within_moments_and_ends_when_it_is_told_to(work: Path) -> None:
     stem = suspended("waits")
     waker = subprocess.Popen(
-        [sys.executable, "-m", "stepengine.cli", "wake", "--watch", "--every", "0.2", "--json"],
+        [sys.executable, "-m", "stepengine.cli", "resume", "--due", "--watch", "--every", "0.2", "--json"],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},

@@ -1,7 +1,7 @@
 """
 Samples: one recorded run again several times, several at once and out of one purse; and what they did from their place on.
 
-What a single rerun is stands with the journals (``stepengine.journal.rerunning``); here it becomes something to count.
+A single fork is made (``stepengine.journal.recorded_forks``); here it becomes something to count.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from stepengine.data.codec import plain
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage, add_cost
 from stepengine.engine import Engine
-from stepengine.journal import Journal, Purse, Rerun
+from stepengine.journal import ForkReport, Journal, Purse
 from stepengine.journal.history import History
 from stepengine.journal.programs import asked_in, program_of
+from stepengine.journal.recorded_forks import ForkTools
 from stepengine.journal.records import Address, Intent, shown_address
 from stepengine.journal.replayer import Cut, address_of
 from stepengine.journal.show import ended_of, status_of
@@ -45,18 +46,28 @@ Made = TypeVar("Made")
 
 
 async def sample(
-    engine: Engine, journal: Journal, *, purse: Purse, models: Models | None = None, **options: Any
-) -> Rerun | None:
+    engine: Engine,
+    journal: Journal,
+    *,
+    purse: Purse,
+    models: Models | None = None,
+    at: str | None = None,
+    tools: ForkTools = "recorded",
+    **options: Any,
+) -> ForkReport | None:
     """
-    Run *journal* again once; *options* are those of ``Engine.rerun``.
+    Fork *journal* once, so that the effect *at* is asked for anew; *tools* and *options* are those of ``Engine.fork``.
 
     Returns:
         How it went; ``None`` when there is no money left for it.
     """
     if purse.is_empty:
         return None
+    if at is not None:
+        path, seq = address_of(at)
+        options["at"] = shown_address(path, seq - 1)
     with nullcontext() if models is None else engine.override(models=models()):
-        made = await engine.rerun(journal, budget=purse, **options)
+        made = await engine.fork(journal, tools=tools, budget=purse, **options)
     return None if made.is_unpaid else made
 
 

@@ -1,76 +1,49 @@
-"""``stepengine ready``: which waiting runs go on with the present code."""
+"""``stepengine replay --waiting``: which waiting runs go on with the present code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import attrs
-import typer
 
-from stepengine.cli.commands.replay import repeat
-from stepengine.cli.commands.test import fields_of
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import GoingOn, agent_id_of, find_journal, journal_at, other_versions, spread
-from stepengine.cli.options import Options, with_options
+from stepengine.cli.journals import (
+    agent_id_of,
+    choice_of,
+    fields_of,
+    find_journal,
+    journal_at,
+    other_versions,
+    repeat,
+    spread,
+)
+from stepengine.cli.options import Options
 from stepengine.cli.recording import GOES_ON, entries, latest
 from stepengine.cli.screen.render import dumps, one_line, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import ReplayDivergence, StepEngineError
 
-__all__ = ("ready",)
+__all__ = ("replay_waiting",)
 
 
 ADVICE = "\n  to go on "
 
 
-@partial(with_options, without=("write", "shell", "web", "quiet", "verbose"))
-def ready(
-    options: Options,
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Journals, or names of runs.")] = None,
-    *,
-    last: Annotated[
-        bool, typer.Option("--last", help="The newest run of this folder that waits, in place of FILE.")
-    ] = False,
-    on_divergence: Annotated[str, typer.Option(help="raise or keep, as it will be given to resume.")] = "raise",
-) -> Exit:
+def replay_waiting(options: Options, files: Iterable[str], on_divergence: str) -> Exit:
     """
-    Say which waiting runs go on with the present code.
+    Replay waiting runs against the present code, and print which of them can be resumed.
 
-    For a look before a deployment: which would go on, and which would diverge.
-
-    A run that waits for an answer, or that a crash ended, goes on in the code of today: `stepengine resume` first
-    repeats what is recorded, and ends where the code asks for something else. This command does the repeating and stops
-    there: nothing is performed or changed, no key is needed. FILE is a journal, a folder of them, an SQLite file or a
-    run's name; without one, what `stepengine runs --waiting` lists. Runs that have ended do not count.
-
-    For each run, and the first place that differs:
-      ready      it goes on as it is
-      keep       it goes on with `resume --on-divergence keep`: what is
-                 recorded are effects of the same kind, with other content
-      diverges   effects were added, removed or exchanged: put the old code
-                 back until it has ended, or use extend or fork
-      failed     it could not be tried: the journal is damaged, or its agent
-                 is not found
-
-    Leaves with:
-      0    every waiting run goes on; with --on-divergence keep, also those
-           of `keep`
-      1    a run could not be tried
-      5    a run would diverge
-
-    Examples:
-      stepengine ready
-      stepengine ready journals/ --agent ./agents/mine.py
-      stepengine ready runs.db --on-divergence keep --json
-      stepengine ready --last
+    Args:
+        options: The options of the command; ``last`` names the newest run of this folder that waits.
+        files: Journals, folders of them, SQLite files, and names of runs; by default what `stepengine runs --waiting` lists.
+        on_divergence: As it will be given to `stepengine resume`.
     """
-    keeps = GoingOn(on_divergence=on_divergence).checked().on_divergence == "keep"
+    keeps = choice_of("--on-divergence", on_divergence, ("raise", "stop", "keep")) == "keep"
     goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
     told: list[dict[str, Any]] = []
-    for file in _waiting(files or (), last=last):
+    for file in _waiting(files, last=options.last):
         told.append(_try_resume(attrs.evolve(options, journal=file, last=False, quiet=True)))
         if not options.as_json and told[-1]["outcome"] != "ended":
             say("\n".join(_row_of(told[-1])), hang=4)

@@ -1,4 +1,4 @@
-"""``stepengine wake``: going on with the runs whose time has come, or for which something came."""
+"""``stepengine resume --due``: resume the runs whose time has come, or for which something came."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import typer
 from attrs import frozen
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.journals import asks_again, limits_again, recorded_agent
-from stepengine.cli.options import Options, with_options
+from stepengine.cli.options import Options
 from stepengine.cli.perform import GRACE, result_of
 from stepengine.cli.recording import RunRecording, entry_of, runs_folder
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.render import message_of, one_line, say, wait_of, waiting_for
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.trusting import refuse_inside
 from stepengine.data.quantities import format_age
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import DefinitionError, JournalError
@@ -39,82 +36,52 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal
     from stepengine.journal.waking import Sleeping
 
-__all__ = ("wake",)
+__all__ = ("resume_due",)
 
 SHOWN_CHARS = 200
 LATE = timedelta(minutes=1)
 """How late a run has to be for a word about it."""
 
 
-@partial(with_options, without=("agent", "as_json", "quiet", "verbose"))
-def wake(
+def resume_due(
     options: Options,
-    place: Annotated[
-        str,
-        typer.Argument(
-            metavar="PLACE", help="A folder of journals, or RUNS.db; default: the runs that are recorded by themselves."
-        ),
-    ] = "",
+    store: str,
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until told to stop.")] = False,
-    every: Annotated[
-        float, typer.Option(help="With --watch: seconds between two looks for what came.", min=0.05, max=3600)
-    ] = 1.0,
-    agents: Annotated[
-        list[str] | None,
-        typer.Option(help="An agent file, or a folder of them; may be given several times.", metavar="PATH"),
-    ] = None,
-    at_once: Annotated[int, typer.Option(help="How many runs may go on at the same time.", min=1, max=1000)] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
-    trust_answers: Annotated[
-        bool, typer.Option("--trust-answers", help="Take permissions as they stand in journals and mailboxes.")
-    ] = False,
+    agents: Sequence[str],
+    every: float | None,
+    at_once: int,
+    trusts: bool,
 ) -> Exit:
     """
-    Go on with runs that sleep, when their time has come.
+    Resume the runs of a store that are due, and start what its schedules order.
 
-    A run that waits for a time, a message or a child in the background is suspended, and takes nothing of the machine. This
-    resumes what is due: its time is over, or what it waits for was sent to it (`stepengine send`). A run that waits for a
-    person only is left alone until it was answered. In a PLACE the schedules of the agents are started, too.
-
-    Without --watch once, for all that is due now: for cron and timers. Any number may work on one place; a run that
-    somebody else has is left to them, and what cannot be resumed is tried again after growing pauses. An effect that a
-    crash cut off is not done again: the run is suspended with a question about it.
-
-    Agents are found as by `stepengine resume`: a run that `stepengine runs` lists has its own file and options with it;
-    for others --agents says where they are, and what tools may do is said as for `stepengine run`.
-
-    Leaves with:
-      0    all that was due went on (with --watch: it was told to stop)
-      1    a run failed, or could not be resumed
-      2    wrong usage: no such place
-
-    Examples:
-      stepengine wake
-      stepengine wake --watch
-      stepengine wake RUNS.db --watch --every 5 --agents ./agents
+    Args:
+        options: The options of the command.
+        store: A folder of journals, or an SQLite file; ``""`` for the runs that are recorded by default.
+        agents: Agent files, and folders of them.
+        every: Seconds between two looks, until the process is told to stop; ``None`` for one look.
+        at_once: How many runs are resumed at the same time.
+        trusts: Whether recorded permissions are believed, whoever wrote them.
     """
-    if trust_answers:
-        refuse_inside("wake --trust-answers")
     options = attrs.evolve(options, quiet=True).in_force()
-    where = _place(place)
-    given = _AgentFinder.of(agents or (), options, starts=bool(place))
-    made = _Waking(options, where, given, is_ours=not place, trusts=trust_answers, as_json=as_json)
-    if not where.exists() and not (watch and not place):
+    where = _store(store)
+    given = _AgentFinder.of(agents, options, starts=bool(store))
+    made = _DueRuns(options, where, given, is_ours=not store, trusts=trusts)
+    if not where.exists() and not (every is not None and not store):
         complain("nothing was recorded yet, so nothing sleeps", Exit.COMPLETED)
         return Exit.COMPLETED
     try:
-        return asyncio.run(made.work(every if watch else None, at_once))
+        return asyncio.run(made.work(every, at_once))
     except JournalError as error:
         return complain(error.message, Exit.FAILED)
 
 
-def _place(text: str) -> Path:
+def _store(text: str) -> Path:
     """
-    Return the place that is meant.
+    Return the folder or SQLite file of runs that is named.
 
     Raises:
-        UsageProblem: for what is not a place, or is not there.
+        UsageProblem: when it is something else, or is not there.
     """
     from stepengine.journal.finding import database_of
     from stepengine.journal.sleeping import is_place
@@ -122,13 +89,13 @@ def _place(text: str) -> Path:
     if not text:
         folder = runs_folder()
         if folder is None:
-            msg = "there is no home folder with recorded runs; name a PLACE, or set STEPENGINE_STATE_DIR"
+            msg = "there is no home folder with recorded runs; name a STORE, or set STEPENGINE_STATE_DIR"
             raise UsageProblem(msg)
         return folder
     is_database = database_of(text) == (text, "")
     if not is_place(text) or (is_database and not Path(text).is_file()):
         what = "a run, or a journal alone" if Path(text).is_file() or "#" in text else "not there"
-        msg = f"{text!r} is {what}; name a folder of journals or a database such as RUNS.db (`stepengine resume FILE` resumes one run)"
+        msg = f"{text!r} is {what}; name a folder of journals or a database such as RUNS.db (`stepengine resume FILE` without --due resumes one run)"
         raise UsageProblem(msg)
     return Path(text)
 
@@ -175,9 +142,9 @@ def _schedules_in(folders: Sequence[Path], options: Options, *, is_given: bool) 
         yield from loaded.schedules
 
 
-class _Waking:
+class _DueRuns:
     """
-    What a waker of the command line does.
+    Resumes due runs for the command line.
 
     Args:
         options: What was typed.
@@ -185,18 +152,14 @@ class _Waking:
         agents: Where their agents are.
         is_ours: Whether the place is where runs are recorded by themselves.
         trusts: Whether recorded permissions are believed, whoever wrote them.
-        as_json: Whether lines are JSON.
     """
 
-    def __init__(
-        self, options: Options, place: Path, agents: _AgentFinder, *, is_ours: bool, trusts: bool, as_json: bool
-    ) -> None:
+    def __init__(self, options: Options, place: Path, agents: _AgentFinder, *, is_ours: bool, trusts: bool) -> None:
         self._options = options
         self._place = place
         self._agents = agents
         self._is_ours = is_ours
         self._trusts = trusts
-        self._as_json = as_json
         self._code = Exit.COMPLETED
 
     async def work(self, every: float | None, at_once: int) -> Exit:
@@ -297,7 +260,7 @@ class _Waking:
             result is not None and exit_code(result) not in (Exit.COMPLETED, Exit.SUSPENDED)
         ):
             self._code = Exit.FAILED
-        if self._as_json:
+        if self._options.as_json:
             print(json.dumps(_json_of(woken)), flush=True)
         elif woken.state == "failed":
             print(f"stepengine: {one_line(' '.join(_words(woken)), 2_000)}", file=sys.stderr, flush=True)

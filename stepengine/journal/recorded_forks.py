@@ -1,5 +1,5 @@
 """
-``rerun``: a recorded run is repeated for nothing up to a place, and goes on from there with models that are asked anew.
+A fork with ``tools=``: a recorded run is repeated for nothing up to a place, and goes on from there with models that are asked anew.
 
 What happened outside is not done again: after the place a tool call is answered from the record when an equal one stands
 there, by a function of the caller's, by the tool itself where that may be repeated, or not at all, which ends the run as
@@ -35,9 +35,9 @@ from stepengine.journal.store import Journal
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.sizes import estimated_tokens
 
-__all__ = ("Called", "Purse", "Rerun", "RerunTools", "Simulator", "rerun")
+__all__ = ("Called", "ForkReport", "ForkTools", "Purse", "Simulator", "fork_from_record", "place_after")
 
-RerunTools: TypeAlias = Literal["recorded", "idempotent", "working-copy"]
+ForkTools: TypeAlias = Literal["recorded", "idempotent", "working-copy"]
 
 
 @frozen
@@ -68,7 +68,7 @@ It returns a ``ToolResult``, text or JSON, an error of ``stepengine.errors`` for
 
 class Purse:
     """
-    What several reruns may spend together; each call is reserved for before it is made.
+    What several forks may spend together; each call is reserved for before it is made.
 
     Args:
         dollars: US dollars; ``None`` for no bound.
@@ -131,7 +131,7 @@ def _amount(dollars: Decimal | float | str) -> Decimal:
 
 
 @frozen
-class Rerun:
+class ForkReport:
     """
     How a recorded run went when it was run again from one place on.
 
@@ -168,7 +168,7 @@ class Rerun:
 
 @attrs.define
 class _Count:
-    """What happens in one rerun after its place."""
+    """What happens in one fork after its place."""
 
     broke_at: str = ""
     difference: ReplayDivergence | None = None
@@ -185,39 +185,39 @@ class _Count:
 
 @frozen
 class _Rules:
-    """How a rerun goes on after its place."""
+    """How a fork goes on after its place."""
 
     at: Address | None
-    tools: RerunTools
+    tools: ForkTools
     simulate: Simulator | None
     reuse: bool
 
 
-async def rerun(
+async def fork_from_record(
     journal: JournalLike,
     launch: Callable[[JournaledRun], Awaitable[RunResult]],
     *,
     at: int | str | None = None,
-    tools: RerunTools = "recorded",
+    tools: ForkTools = "recorded",
     simulate: Simulator | None = None,
     reuse: bool = True,
     budget: Purse | Decimal | float | str | None = None,
     into: JournalLike | None = None,
-) -> Rerun:
+) -> ForkReport:
     """
     Run a recorded run again from one place on; the journal is only read.
 
     Args:
         journal: The journal, or the path of its file.
         launch: Brings a run to its end.
-        at: The effect that is asked for anew: a number of the root's effects, or ``"path#number"``; by default the first
-            that is not as recorded.
+        at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none. By default that
+            before the first one that is not as recorded.
         tools: Which calls are performed that nothing else answers: none (``"recorded"``), those of tools that are
             ``idempotent`` or ``read_only`` and of ``Perform.idempotent`` (``"idempotent"``), or all (``"working-copy"``),
             for tools that work on something that may be thrown away.
         simulate: Makes up the results of calls that are not recorded; see ``Simulator``.
         reuse: Whether a model call after the place that equals a recorded one is answered by that.
-        budget: US dollars that model calls may cost, or a ``Purse`` that several reruns share.
+        budget: US dollars that model calls may cost, or a ``Purse`` that several forks share.
         into: Where the new journal goes; by default into memory.
 
     Raises:
@@ -226,30 +226,37 @@ async def rerun(
         ReplayDivergence: when what is recorded before *at* does not fit the code.
     """
     source = as_journal(journal)
-    if tools not in get_args(RerunTools):
-        msg = f"tools is one of {', '.join(get_args(RerunTools))}, not {tools!r}"
+    if tools not in get_args(ForkTools):
+        msg = f"tools is one of {', '.join(get_args(ForkTools))}, not {tools!r}"
         raise JournalError(msg)
-    rules = _Rules(_place_in(source, at), tools, simulate, reuse)
+    rules = _Rules(place_after(source, at), tools, simulate, reuse)
     purse = budget if isinstance(budget, Purse) else Purse(budget)
     count = _Count()
-    run = JournaledRun.rerun(
-        source, lambda run, past: Rerunner(run, past, rules, count), _Counting.around(count, purse)
+    run = JournaledRun.fork(
+        source, lambda run, past: ForkReplayer(run, past, rules, count), _Counting.around(count, purse)
     )
     try:
         result = await launch(run)
     finally:
         run.close()
     _check_way(result.error, source, rules, count)
-    made = _journal_of_rerun(run.journal, count, into)
-    return Rerun(attrs.evolve(result, journal=made), **attrs.asdict(count, recurse=False), journal=made)
+    made = _journal_of_fork(run.journal, count, into)
+    return ForkReport(attrs.evolve(result, journal=made), **attrs.asdict(count, recurse=False), journal=made)
 
 
-def _place_in(source: Journal, at: int | str | None) -> Address | None:
+def place_after(source: Journal, at: int | str | None) -> Address | None:
+    """
+    Return the first effect after *at*, the last one that is kept; ``None`` where the first difference decides.
+
+    Raises:
+        JournalError: when nothing is recorded after it.
+    """
     if at is None:
         return None
-    address, history = address_of(at), source.history()
-    if address[1] < 0 or address not in history.intents:
-        msg = f"{source.name} has no effect {shown_address(*address)} that could be asked for anew"
+    path, last = address_of(at)
+    address = (path, last + 1)
+    if address not in source.history().intents:
+        msg = f"{source.name} has no effect after {shown_address(path, last)} that could be asked for anew"
         raise JournalError(msg)
     return address
 
@@ -264,8 +271,8 @@ def _check_way(error: BaseException | None, source: Journal, rules: _Rules, coun
         raise JournalError(msg) from error
 
 
-def _journal_of_rerun(journal: Journal, count: _Count, into: JournalLike | None) -> Journal:
-    """Return the journal of a rerun under a name of its own, with its origin in its head."""
+def _journal_of_fork(journal: Journal, count: _Count, into: JournalLike | None) -> Journal:
+    """Return the journal of a fork under a name of its own, with its origin in its head."""
     records = journal.records()
     run = ""
     if count.broke_at and records and isinstance(records[0], Head):
@@ -279,15 +286,15 @@ def _journal_of_rerun(journal: Journal, count: _Count, into: JournalLike | None)
         return journal
     target = as_journal(into).bound(run or str(records[0].run) if records and isinstance(records[0], Head) else "")
     if target.records():
-        msg = f"{target.name} holds a run already; a rerun needs a journal of its own"
+        msg = f"{target.name} holds a run already; a fork needs a journal of its own"
         raise JournalError(msg)
     target.replace(journal.records())
     return target
 
 
-class Rerunner(Replayer):
+class ForkReplayer(Replayer):
     """
-    Answers a rerun: by address up to its place, after it by the rules of the rerun.
+    Answers a fork: by address up to its place, after it by the rules of the fork.
 
     Args:
         run: The run.
@@ -506,7 +513,7 @@ def _call_of_intent(form: Mapping[str, Any], intent: Intent) -> Called:
 
 class _Counting:
     """
-    The innermost performer's wrapper in a rerun: whatever comes here is live.
+    The innermost performer's wrapper in a fork: whatever comes here is live.
 
     Args:
         inner: What performs.

@@ -1,5 +1,5 @@
 """
-``engine.rerun``: a recorded run again from one place on, with tools answered from the record (judging JG7-JG10).
+``engine.fork(tools=...)``: a recorded run forked at one place, with tools answered from the record (judging JG7-JG10).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from stepengine import (
 )
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
-from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
+from stepengine.errors import InputError, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check, diff
 from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.recorded_forks import Called, Purse
 from stepengine.journal.records import Intent
 from stepengine.journal.replayer import RecordedPart
-from stepengine.journal.rerunning import Called, Purse
 from stepengine.runtime.clock import SystemClock
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -111,6 +111,14 @@ def office() -> Office:
     return office
 
 
+def before(at: str) -> str:
+    """
+    The last effect to keep, so that the model call at *at* is asked for anew.
+    """
+    path, _, number = at.partition("#")
+    return f"{path}#{int(number) - 1}"
+
+
 def model_calls(journal: Any) -> list[str]:
     return [f"{path}#{seq}" for (path, seq), intent in journal.history().intents.items() if intent.type == "model_call"]
 
@@ -121,7 +129,7 @@ async def test_a_run_that_nothing_changed_for_is_repeated_byte_for_byte_and_asks
     Without a difference there is no place to go on from: no model call, no tool, the recorded journal.
     """
     async with office.engine(lambda _: pytest.fail("nobody is to be asked")) as engine:
-        again = await engine.rerun(office.journal)
+        again = await engine.fork(office.journal, tools="recorded")
 
     assert ("", None, 0, 0) == (again.broke_at, again.difference, again.model_calls, again.served)
     assert office.journal.lines() == again.journal.lines()
@@ -138,7 +146,7 @@ async def test_from_every_model_call_on_the_same_model_leads_to_the_same_run_and
     ended = {}
     for at in places:
         async with office.engine(by_the_book) as engine:
-            again = await engine.rerun(office.journal, at=at, reuse=False)
+            again = await engine.fork(office.journal, at=before(at), reuse=False, tools="recorded")
             ended[at] = again
             replayed = await engine.replay(again.journal)
 
@@ -154,13 +162,27 @@ async def test_from_every_model_call_on_the_same_model_leads_to_the_same_run_and
     assert expected == [ended[at].model_calls for at in sorted(places, key=lambda at: (not at[0].isdigit(), at))]
 
 
+@pytest.mark.spec("judging:JG7", "replay:D11")
+async def test_a_fork_names_its_place_unless_the_record_answers_tools_and_takes_the_options_of_its_kind(
+    office: Any,
+) -> None:
+    async with office.engine(by_the_book) as engine:
+        with pytest.raises(InputError, match="fork\\(\\) needs at=, the last effect to keep; with tools="):
+            await engine.fork(office.journal)
+        with pytest.raises(InputError, match="fork\\(\\) takes no 'budget'"):
+            await engine.fork(office.journal, at=0, budget=1)
+        with pytest.raises(InputError, match="fork\\(\\) takes no 'edit'"):
+            await engine.fork(office.journal, tools="recorded", edit="x")
+    assert [] == office.asked + office.functions
+
+
 @pytest.mark.spec("judging:JG9")
 async def test_a_model_call_that_equals_a_recorded_one_costs_nothing_unless_it_is_to_be_fresh(office: Any) -> None:
     """
     With reuse only the call at the place itself is made; every later one that is equal is answered by the record.
     """
     async with office.engine(by_the_book) as engine:
-        again = await engine.rerun(office.journal, at="1#0")
+        again = await engine.fork(office.journal, at="1#-1", tools="recorded")
 
     assert (1, 5, Decimal("0.01")) == (again.model_calls, again.reused, again.cost)
     assert not diff(office.journal, again.journal)
@@ -173,7 +195,7 @@ async def test_another_tool_text_is_the_place_and_what_it_changes_is_told(office
     """
     now = Office(description="Look closely.")
     async with now.engine(by_the_book) as engine:
-        again = await engine.rerun(office.journal)
+        again = await engine.fork(office.journal, tools="recorded")
 
     assert again.broke_at in ("1#0", "2#0")
     assert again.by_request
@@ -201,8 +223,11 @@ async def test_a_call_that_is_not_recorded_is_simulated_or_performed_where_it_ma
         return "made up"
 
     async with now.engine(lambda r: tool_call("look", {"shelf": "new"}) if len(r.messages) == 1 else "done") as engine:
-        again = await engine.rerun(
-            office.journal, at=model_calls(office.journal)[-3], tools=tools, simulate=simulate if simulated else None
+        again = await engine.fork(
+            office.journal,
+            at=before(model_calls(office.journal)[-3]),
+            tools=tools,
+            simulate=simulate if simulated else None,
         )
 
     performed = not simulated and (tools == "working-copy" or (tools == "idempotent" and idempotent))
@@ -237,9 +262,11 @@ async def test_a_function_that_makes_nothing_up_leaves_the_call_to_the_next_rule
         raise KeyError(call.name)
 
     async with office.engine(lambda _: tool_call("look", {"shelf": "new"})) as engine:
-        nothing = await engine.rerun(office.journal, at=at, simulate=lambda call, recorded: None)
+        nothing = await engine.fork(
+            office.journal, at=before(at), simulate=lambda call, recorded: None, tools="recorded"
+        )
         with pytest.raises(JournalError, match=r"simulate= failed for look #\d+: KeyError: 'look'"):
-            await engine.rerun(office.journal, at=at, simulate=broken)
+            await engine.fork(office.journal, at=before(at), simulate=broken, tools="recorded")
 
     assert "look" == nothing.refused.name
 
@@ -263,7 +290,7 @@ async def test_the_nearest_equal_call_of_the_same_run_answers_and_each_recorded_
     with Engine([agent], models=ScriptedModel([polls, polls, "done"]), pricing=None) as engine:
         engine.run_sync("a", "go", journal=journal)
     with Engine([agent], models=ScriptedModel([polls, polls, polls]), pricing=None) as engine:
-        again = engine.rerun_sync(journal, at=0, reuse=False)
+        again = engine.fork_sync(journal, at=-1, reuse=False, tools="recorded")
 
     assert [1, 1] == seen
     assert (2, "poll") == (again.served, again.refused.name)
@@ -275,7 +302,7 @@ async def test_the_nearest_equal_call_of_the_same_run_answers_and_each_recorded_
 @pytest.mark.spec("judging:JG8")
 async def test_a_question_has_its_recorded_answer_and_another_one_suspends_the_run() -> None:
     """
-    Nobody is asked anything by a rerun, whoever the engine could ask.
+    Nobody is asked anything by such a fork, whoever the engine could ask.
     """
 
     def agent(question: str) -> Any:
@@ -296,7 +323,7 @@ async def test_a_question_has_its_recorded_answer_and_another_one_suspends_the_r
     ended = []
     for question in ("Sure?", "Really?"):
         with Engine([agent(question)], models=ScriptedModel(["two"]), interactor=Nobody()) as engine:
-            ended.append(engine.rerun_sync(journal, at=0))
+            ended.append(engine.fork_sync(journal, at=-1, tools="recorded"))
 
     assert ("yes", RunStatus.COMPLETED) == (ended[0].result.output, ended[0].result.status)
     assert RunStatus.SUSPENDED is ended[1].result.status
@@ -311,11 +338,11 @@ async def test_what_differs_before_the_place_is_a_divergence_as_in_a_replay(offi
     now = Office(description="Look closely.")
     async with now.engine(by_the_book) as engine:
         with pytest.raises(ReplayDivergence, match=r"/tools/0/description"):
-            await engine.rerun(office.journal, at=model_calls(office.journal)[-1])
-        with pytest.raises(JournalError, match=r"has no effect #99"):
-            await engine.rerun(office.journal, at=99)
+            await engine.fork(office.journal, at=before(model_calls(office.journal)[-1]), tools="recorded")
+        with pytest.raises(JournalError, match=r"has no effect after #99 that"):
+            await engine.fork(office.journal, at=99, tools="recorded")
         with pytest.raises(JournalError, match="tools is one of recorded, idempotent, working-copy"):
-            await engine.rerun(office.journal, tools="all")
+            await engine.fork(office.journal, tools="all")
 
     assert [] == now.asked
 
@@ -345,8 +372,8 @@ async def test_a_handler_that_does_less_or_more_than_was_recorded_is_no_matter_o
         return attrs.evolve(office.agent, handle_steps=handle_steps)
 
     async with office.engine(by_the_book) as engine:
-        less = await engine.rerun(office.journal, agent=edited(more=False))
-        more = await engine.rerun(office.journal, agent=edited(more=True))
+        less = await engine.fork(office.journal, agent=edited(more=False), tools="recorded")
+        more = await engine.fork(office.journal, agent=edited(more=True), tools="recorded")
 
     assert ("unused", False, 0) == (less.difference.kind, less.by_request, less.model_calls)
     assert RunStatus.COMPLETED is less.result.status
@@ -356,15 +383,17 @@ async def test_a_handler_that_does_less_or_more_than_was_recorded_is_no_matter_o
 
 
 @pytest.mark.spec("judging:JG7", "judging:JG86")
-async def test_reruns_that_share_a_purse_spend_no_more_than_it_holds(office: Any) -> None:
+async def test_forks_that_share_a_purse_spend_no_more_than_it_holds(office: Any) -> None:
     """
-    Room is reserved before a call; when there is none the rerun ends at its limit, and the purse says so.
+    Room is reserved before a call; when there is none the fork ends at its limit, and the purse says so.
     """
     prices: Any = lambda model, usage, at: Decimal("0.02")  # noqa: E731
     purse = Purse("0.10")
     now = Office()
     async with Engine([now.agent], models=ScriptedModel(by_the_book), pricing=prices) as engine:
-        runs = [await engine.rerun(office.journal, at="1#0", reuse=False, budget=purse) for _ in range(3)]
+        runs = [
+            await engine.fork(office.journal, at="1#-1", reuse=False, budget=purse, tools="recorded") for _ in range(3)
+        ]
 
     assert all(isinstance(run.result.error, LimitExceeded) for run in runs[1:])
     assert purse.is_empty
@@ -375,16 +404,16 @@ async def test_reruns_that_share_a_purse_spend_no_more_than_it_holds(office: Any
 
 
 @pytest.mark.spec("judging:JG10")
-async def test_a_rerun_can_be_kept_in_a_file_which_holds_no_run_yet(office: Any, tmp_path: Any) -> None:
+async def test_such_a_fork_can_be_kept_in_a_file_which_holds_no_run_yet(office: Any, tmp_path: Any) -> None:
     """
-    The kept journal is that of the rerun; a file with a run in it is refused and not touched.
+    The kept journal is that of the fork; a file with a run in it is refused and not touched.
     """
     file = tmp_path / "again.jsonl"
     async with office.engine(by_the_book) as engine:
-        again = await engine.rerun(office.journal, at="1#0", into=file)
+        again = await engine.fork(office.journal, at="1#-1", into=file, tools="recorded")
         before = file.read_bytes()
         with pytest.raises(JournalError, match="holds a run already"):
-            await engine.rerun(office.journal, at="1#0", into=file)
+            await engine.fork(office.journal, at="1#-1", into=file, tools="recorded")
         replayed = await engine.replay(file)
 
     assert before == file.read_bytes()
@@ -430,7 +459,7 @@ async def test_what_comes_after_the_place_follows_on_the_recorded_time() -> None
     async with Engine([agent], models=ScriptedModel(["one"])) as engine:
         recorded = await engine.run("a", "go", journal=journal)
     async with Engine([agent], models=ScriptedModel(["two"]), clock=NextYear()) as engine:
-        again = await engine.rerun(journal, at=0)
+        again = await engine.fork(journal, at=-1, tools="recorded")
 
     passed = datetime.fromisoformat(again.result.output) - datetime.fromisoformat(recorded.output)
     assert timedelta(0) <= passed < timedelta(days=1)
@@ -447,9 +476,12 @@ async def test_of_a_run_that_a_crash_cut_off_anywhere_nothing_is_done_again(offi
         journal = MemoryJournal(lines[:number])
         async with office.engine(by_the_book) as engine:
             replayed = await engine.replay(journal)
-            as_it_is = await engine.rerun(journal)
+            as_it_is = await engine.fork(journal, tools="recorded")
             places = model_calls(journal)
-            again = [await engine.rerun(journal, at=at, reuse=False) for at in places[:1] + places[-1:]]
+            again = [
+                await engine.fork(journal, at=before(at), reuse=False, tools="recorded")
+                for at in places[:1] + places[-1:]
+            ]
 
         assert ("", 0) == (as_it_is.broke_at, as_it_is.model_calls)
         assert replayed.status is as_it_is.result.status
@@ -462,16 +494,14 @@ async def test_of_a_run_that_a_crash_cut_off_anywhere_nothing_is_done_again(offi
 
 
 @pytest.mark.spec("requirements:X75")
-async def test_a_model_answers_anew_in_a_rerun_and_nowhere_else() -> None:
+async def test_a_model_answers_anew_only_where_that_is_asked_for() -> None:
     agent = AgentDefinition("asker", model="scripted/x")
     journal = MemoryJournal()
     async with Engine([agent], models=ScriptedModel(["old"])) as engine:
         await engine.run(agent, "go", journal=journal)
     async with Engine([agent], models=ScriptedModel(["new"])) as engine:
-        with pytest.raises(JournalError, match=r"engine\.rerun\("):
-            await engine.replay(journal, live=["model_call"])
         assert "old" == (await engine.replay(journal)).text
-        assert "new" == (await engine.rerun(journal, at=0, reuse=False)).result.text
+        assert "new" == (await engine.replay(journal, live=["model_call"])).text
         assert not hasattr(engine, "debug")
 
 
@@ -524,7 +554,7 @@ def waits_in_a_child(office: Office) -> Any:
 
 @pytest.mark.spec("judging:JG7", "judging:JG9", "waiting:WT4")
 @pytest.mark.parametrize("steps", [waits_for_all, ends_the_slower, tells_one, races, waits_in_a_child])
-async def test_a_run_with_children_in_the_background_is_rerun_from_every_model_call(steps: Any) -> None:
+async def test_a_run_with_children_in_the_background_is_forked_at_every_model_call(steps: Any) -> None:
     """
     What was recorded of the children that leave their record holds no longer, also where their parent waits for them already.
     """
@@ -538,10 +568,10 @@ async def test_a_run_with_children_in_the_background_is_rerun_from_every_model_c
         recorded = await engine.run("office", "go", journal=journal)
     assert recorded.status is RunStatus.COMPLETED
     async with office.engine(lambda _: pytest.fail("nobody is to be asked")) as engine:
-        assert journal.lines() == (await engine.rerun(journal)).journal.lines()
+        assert journal.lines() == (await engine.fork(journal, tools="recorded")).journal.lines()
     for at in model_calls(journal):
         async with office.engine(by_the_book) as engine:
-            again = await asyncio.wait_for(engine.rerun(journal, at=at, reuse=False), 10)
+            again = await asyncio.wait_for(engine.fork(journal, at=before(at), reuse=False, tools="recorded"), 10)
             replayed = await engine.replay(again.journal)
         assert (RunStatus.COMPLETED, recorded.output, None) == (
             again.result.status,
@@ -554,7 +584,7 @@ async def test_a_run_with_children_in_the_background_is_rerun_from_every_model_c
 
 
 @pytest.mark.spec("judging:JG9")
-async def test_no_time_passes_in_a_rerun_that_only_waits() -> None:
+async def test_no_time_passes_in_such_a_fork_that_only_waits() -> None:
     office, journal = Office(), MemoryJournal()
 
     def handle_steps(ctx: Any) -> Any:
@@ -565,7 +595,7 @@ async def test_no_time_passes_in_a_rerun_that_only_waits() -> None:
     async with office.engine(by_the_book) as engine:
         await engine.run("office", "go", journal=journal)
     async with office.engine(lambda _: text("other")) as engine:
-        again = await engine.rerun(journal, at=model_calls(journal)[-1])
+        again = await engine.fork(journal, at=before(model_calls(journal)[-1]), tools="recorded")
 
     assert RunStatus.SUSPENDED is again.result.status
     assert ["time"] == [wait.kind for wait in again.result.waits_for]
