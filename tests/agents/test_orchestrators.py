@@ -103,7 +103,7 @@ def test_agent_files_use_public_names_only(file: Path) -> None:
     """
     They import the front door, its public submodules, pydantic, the standard library, and each other.
     """
-    modules = ("context", "errors", "tools", "permissions", "mcp", "judging", "programs", "testing")
+    modules = ("context", "drafts", "errors", "tools", "permissions", "mcp", "judging", "programs", "testing")
     public = {"stepengine", *(f"stepengine.{module}" for module in modules)}
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):

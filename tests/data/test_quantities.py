@@ -67,9 +67,9 @@ def test_a_shown_age_can_be_parsed_and_is_never_longer_than_the_real_one(age: ti
     "command",
     [
         ["tokens", "add", "ci", "--file", "tokens.json", "--expires"],
-        ["gc", "--db", "postgresql://localhost:1/x", "--older-than"],
+        ["deploy", "gc", "--db", "postgresql://localhost:1/x", "--older-than"],
     ],
-    ids=["tokens add", "gc"],
+    ids=["tokens add", "deploy gc"],
 )
 def test_every_command_refuses_a_text_that_is_no_age_with_the_same_examples(command: list[str]) -> None:
     refused = CliRunner().invoke(app, [*command, "1h30m"])

@@ -120,13 +120,13 @@ class Deployment:
     def until(self, holds: Callable[[], Any], seconds: float = 40) -> Any:
         end = time.monotonic() + seconds
         while not (found := holds()):
-            assert time.monotonic() < end, self("status", code=1)
+            assert time.monotonic() < end, self("deploy", "status", code=1)
             time.sleep(0.1)
         return found
 
     def question(self, run: str) -> str:
         def asked() -> list[Any]:
-            return json.loads(self("status", run, "--json"))["questions"]  # type: ignore[no-any-return]
+            return json.loads(self("deploy", "status", run, "--json"))["questions"]  # type: ignore[no-any-return]
 
         (one,) = self.until(asked)
         return str(one["id"])

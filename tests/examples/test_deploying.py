@@ -58,13 +58,13 @@ def test_there_are_a_database_two_workers_and_a_watcher() -> None:
     commands = [parsed(line[1:])["command"] for line in LINES]
 
     assert {"db", "migrate", "worker-1", "worker-2", "watcher"} == set(COMPOSE["services"])
-    assert 3 == commands.count(["worker"])
-    assert 2 == commands.count(["takeover"])
-    assert {"worker", "takeover", "gc", "migrate"} == {name for (name,) in commands}
+    assert 3 == commands.count(["deploy", "worker"])
+    assert 2 == commands.count(["deploy", "takeover"])
+    assert {("deploy", name) for name in ("worker", "takeover", "gc", "migrate")} == {(*words,) for words in commands}
 
 
 @pytest.mark.spec("durable:UC1", "durable:UC6", "durable:UC8", "durable:U46")
-@pytest.mark.parametrize("line", LINES, ids=[f"{line[1]}-{number}" for number, line in enumerate(LINES)])
+@pytest.mark.parametrize("line", LINES, ids=[f"{line[2]}-{number}" for number, line in enumerate(LINES)])
 def test_every_command_line_is_understood_and_holds_no_url(line: list[str]) -> None:
     given = parsed(line[1:])
 
@@ -74,7 +74,7 @@ def test_every_command_line_is_understood_and_holds_no_url(line: list[str]) -> N
 
 def test_a_command_line_that_is_none_would_be_noticed() -> None:
     with pytest.raises(Exception, match="No such option"):
-        parsed(["worker", "/agents", "--replicas", "2"])
+        parsed(["deploy", "worker", "/agents", "--replicas", "2"])
 
 
 @pytest.mark.spec("durable:U30", "durable:U40")
@@ -84,7 +84,7 @@ def test_every_worker_has_an_id_of_its_own_and_time_to_stop() -> None:
     """
     workers = {name: parsed(s["command"][1:]) for name, s in COMPOSE["services"].items() if "worker" in name}
     unit = (DEPLOY / "systemd" / "stepengine-worker@.service").read_text()
-    (started,) = [parsed(line[1:]) for line in LINES if line[:2] == [BINARY, "worker"]]
+    (started,) = [parsed(line[1:]) for line in LINES if line[:3] == [BINARY, "deploy", "worker"]]
     (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
 
     assert set(workers) == {given["executor"] for given in workers.values()}

@@ -246,7 +246,7 @@ def test_chaos_finds_the_careless_handler_and_lets_the_sound_one_pass(
     """
     example = ROOT / "examples" / "chaos.py"
     printed = ran(example, tmp_path).splitlines()
-    command = re.search(r"``stepengine (chaos examples/chaos.py .+)``", example.read_text())
+    command = re.search(r"``stepengine (test --chaos examples/chaos.py .+)``", example.read_text())
     assert command is not None
     monkeypatch.chdir(ROOT)
     said = CliRunner().invoke(app, [*shlex.split(command[1]), "-n", "40"])
