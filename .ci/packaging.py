@@ -52,24 +52,24 @@ async def no_events():
         yield event
 
 def acp():
-    from stepengine.acp import serve
+    from stepengine.adapters.acp import serve
     taken, given = os.pipe()
     os.dup2(taken, 0)
     os.close(given)
     return asyncio.run(serve(lambda *_: None, "probe", folder, out=open(os.devnull, "wb")))
 
 def ag_ui():
-    from stepengine.ag_ui import ag_ui
+    from stepengine.adapters.ag_ui import ag_ui
     async def collect():
         return [event async for event in ag_ui(no_events(), thread_id="t", run_id="r")]
     return asyncio.run(collect())
 
 def otel():
-    from stepengine.otel import Tracing
+    from stepengine.adapters.otel import Tracing
     return Tracing()
 
 def mcp():
-    from stepengine.mcp import mcp_tools
+    from stepengine.adapters.mcp import mcp_tools
     gone = mcp_tools(["this-program-is-not-there"], name="gone", start_timeout=20)
     with Engine([AgentDefinition("probe", model="test/model", tools=[gone])], models=ScriptedModel(["well"])) as engine:
         return engine.run_sync("probe", "Go").unwrap()
@@ -82,8 +82,8 @@ def durable():
     return asyncio.run(away())
 
 def web():
-    from stepengine.tools.web.fetching import Fetched
-    from stepengine.tools.web.pages import page_of
+    from stepengine.tools.bundled.web.fetching import Fetched
+    from stepengine.tools.bundled.web.pages import page_of
     page = Fetched("https://example.com/", 200, "text/html", b"<!doctype html><p>Hello")
     return asyncio.run(page_of(page)).text
 
@@ -120,7 +120,7 @@ def azure():
 
 def programs():
     from stepengine import Engine, tool
-    from stepengine.programs import code_mode
+    from stepengine.sandbox import code_mode
     from stepengine.testing import text, tool_call
     @tool
     def double(n: int) -> int:
@@ -131,7 +131,7 @@ def programs():
 
 def search():
     from stepengine import ToolCall
-    from stepengine.tools import search_tools
+    from stepengine.tools.bundled import search_tools
     os.environ["PATH"] = ""
     (folder / "two.txt").write_text("one\\ntwo\\n")
     def handle_steps(ctx):
@@ -143,7 +143,7 @@ def search():
     return "Found 1 match" in str(call.result)
 
 def serve():
-    from stepengine.serving import Guard, Tokens
+    from stepengine.server import Guard, Tokens
     guard = Guard(None, tokens=Tokens.open(folder / "tokens.json"))
     import uvicorn
     sent = []

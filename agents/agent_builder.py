@@ -95,7 +95,7 @@ class Built(BaseModel):
 def read_rules() -> str:
     """Read what an agent file may say, and which tools there are."""
     from stepengine.drafts import agent_file_rules
-    from stepengine.programs import MontySandbox
+    from stepengine.sandbox import MontySandbox
 
     # Without it nothing could be tried, so that nobody is to be asked for a draft.
     MontySandbox().monty  # noqa: B018
@@ -426,7 +426,7 @@ def literal(value: Any) -> str:
 
 
 def example_of(draft: Draft) -> dict[str, Any]:
-    """Return the example of a draft, by the names of ``stepengine.programs.Example``."""
+    """Return the example of a draft, by the names of ``stepengine.sandbox.Example``."""
     return {
         "prompt": draft.example_prompt, "params": draft.example_params, "replies": draft.example_replies,
         "results": draft.example_results,

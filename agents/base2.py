@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 from stepengine import STEP, AgentDefinition, AgentState, Hooks, StepContext, Steps, ToolCall
 from stepengine.context import SystemPrompt, project_context, prune_to_summary, require_finished_todos
-from stepengine.tools import skill_tools
+from stepengine.tools.bundled import skill_tools
 
 from .basher import agent as basher
 from .code_reviewer import agent as code_reviewer

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from stepengine import AgentDefinition, InputSchema
-from stepengine.mcp import mcp_tools
+from stepengine.adapters.mcp import mcp_tools
 
 SERVER = ["npx", "-y", "chrome-devtools-mcp@1", "--headless", "--isolated"]
 TOOLS = (

@@ -33,7 +33,7 @@ from stepengine import (
     Steps,
     ToolCall,
 )
-from stepengine.tools import unified_diff
+from stepengine.tools.bundled import unified_diff
 
 EDITING = ("str_replace", "write_file")
 BEFORE = "editor_before"

@@ -83,7 +83,7 @@ class Plan(BaseModel):
 
 def trials_of(ctx: ToolContext) -> Any:
     """Return what runs cases; raise where nobody brought it."""
-    from stepengine.judging import Trials
+    from stepengine.evaluation import Trials
 
     trials = ctx.resources.get(Trials)
     if trials is None:

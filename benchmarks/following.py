@@ -19,11 +19,11 @@ from typing import Any
 
 from stepengine import AgentDefinition, Engine, Hooks, Limits, tool
 from stepengine.context import truncate
+from stepengine.debugging.viewing.payload import RunPayload, Texts
+from stepengine.debugging.viewing.serving import FollowedJournal
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.store import Journal
 from stepengine.journal.watching import Projection, Watch
-from stepengine.judging.viewing.payload import RunPayload, Texts
-from stepengine.judging.viewing.serving import FollowedJournal
 from stepengine.testing import ScriptedModel, text, tool_call
 
 STEPS = (20, 2_000, 20_000)

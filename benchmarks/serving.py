@@ -195,7 +195,7 @@ class Ours(Server):
 
     def __init__(self, python: str, folder: Path, runs: int) -> None:
         super().__init__(python, folder, runs)
-        from stepengine.serving import Tokens
+        from stepengine.server import Tokens
 
         tokens = Tokens.open(folder / "tokens.json")
         self._tokens = [tokens.add(f"caller{number}", ["read", "run"]) for number in range(CALLERS)]

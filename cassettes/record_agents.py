@@ -36,11 +36,19 @@ from stepengine import (
     UserMessage,
     load_agents,
 )
+from stepengine.adapters.mcp import mcp_tools
 from stepengine.journal import FileJournal, JournalLike, RedactField, RedactPattern
-from stepengine.mcp import mcp_tools
 from stepengine.models import ModelReply, ModelRequest, Provider
 from stepengine.testing import tool_call, tool_calls
-from stepengine.tools import Fetched, SearchHit, file_tools, followup_tools, search_tools, shell_tools, web_tools
+from stepengine.tools.bundled import (
+    Fetched,
+    SearchHit,
+    file_tools,
+    followup_tools,
+    search_tools,
+    shell_tools,
+    web_tools,
+)
 
 HERE = Path(__file__).resolve().parent
 AGENTS = HERE / "agents"

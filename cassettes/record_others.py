@@ -16,7 +16,7 @@ from typing import Any
 
 from stepengine import Engine
 from stepengine.journal import FileJournal
-from stepengine.tools import file_tools
+from stepengine.tools.bundled import file_tools
 
 HERE = Path(__file__).resolve().parent
 OTHERS = HERE / "others"

@@ -23,7 +23,7 @@ from stepengine import AgentDefinition, AgentState, AssistantMessage, Engine, Ru
 from stepengine.journal import FileJournal, JournalLike, RedactField
 from stepengine.models import ModelReply, ModelRequest, Provider
 from stepengine.testing import tool_call, tool_calls
-from stepengine.tools import ask_user_tool, control_tools, skill_tools, spawn_tools
+from stepengine.tools.bundled import ask_user_tool, control_tools, skill_tools, spawn_tools
 
 HERE = Path(__file__).resolve().parent
 PORTS = HERE / "ports"

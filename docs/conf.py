@@ -22,7 +22,7 @@ from typing import Any
 from sphinx.pycode import ModuleAnalyzer
 
 from stepengine.data.names import ToolName
-from stepengine.tools.names import BUNDLED
+from stepengine.tools.bundled.names import BUNDLED
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))  # for `tests.spec_rows`: the one reader of the specification

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from stepengine.tools.reference import Form, Parameter, ResultKey, ToolPage, told
+from stepengine.tools.bundled.reference import Form, Parameter, ResultKey, ToolPage, told
 
 TARGET = Path(__file__).parent / "reference" / "bundled-tools.md"
 HEAD = """\
@@ -24,7 +24,7 @@ A tool gives one JSON value, or a text. A handler has it in three ways:
 
 ```python
 from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall, call
-from stepengine.tools import code_search, read_files
+from stepengine.tools.bundled import code_search, read_files
 
 
 def handle_steps(ctx: StepContext) -> Steps[list[object]]:
@@ -41,9 +41,9 @@ with Engine([agent], workspace=".") as engine:
     assert engine.run_sync(agent).output == [True, False, True, "# stepengine\\n"]
 ```
 
-`read_files`, `code_search` and the others in `stepengine.tools` are names with types: they stand wherever a name of a tool may, and
+`read_files`, `code_search` and the others in `stepengine.tools.bundled` are names with types: they stand wherever a name of a tool may, and
 `call` is typed by them. They make nothing; the engine's workspace does. The classes of results are in
-[stepengine.tools.shapes](stepengine.tools.shapes.md).
+[stepengine.tools.bundled.shapes](stepengine.tools.bundled.shapes.md).
 
 What holds for all of them: input is checked against the schema before anything runs, and refused with the fields that do not fit
 (`ToolInputError` at a handler's yield); what fails is an error result with a text that says why (`turn.tool_result.is_error`), which

@@ -3,7 +3,7 @@
 Write the pictures of ``docs/studio.md``: ``python docs/make_studio_pictures.py``, with Chromium on PATH.
 
 With a folder (``python docs/make_studio_pictures.py FOLDER``) every view goes there instead, light and dark, 400, 1280 and 2560
-pixels wide, for somebody to look at. The server, the agents and the browser are those of ``tests/serving/studio``.
+pixels wide, for somebody to look at. The server, the agents and the browser are those of ``tests/server/studio``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.judging.browser import Browser, browser
-from tests.serving.studio.conftest import Page
-from tests.serving.studio.stage import Stage
-from tests.serving.studio.test_looks import prepared, views
+from tests.server.studio.conftest import Page
+from tests.server.studio.stage import Stage
+from tests.server.studio.test_looks import prepared, views
 
 TARGET = Path(__file__).with_name("pictures")
 SHOWN = {"runs": "studio-runs", "run that asks": "studio-run"}

@@ -16,7 +16,7 @@ from stepengine import AgentDefinition, Engine, tool
 from stepengine.models import ModelReply, ModelRequest
 from stepengine.sessions import FileSessions
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import ask_user_tool
+from stepengine.tools.bundled import ask_user_tool
 
 LOOKED_UP: list[str] = []
 

@@ -16,7 +16,7 @@ from stepengine.models import ModelReply, ModelRequest
 from stepengine.permissions import Policy, Rule
 from stepengine.sessions import FileSessions
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import ask_user_tool, file_tools, search_tools, shell_tools, spawn_tools
+from stepengine.tools.bundled import ask_user_tool, file_tools, search_tools, shell_tools, spawn_tools
 
 MODEL = "anthropic/claude-sonnet-4-5"
 

@@ -15,7 +15,7 @@ from stepengine.cli import ColorScheme, ConsoleRenderer
 from stepengine.models import ModelReply, ModelRequest
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import control_tools, file_tools, search_tools, shell_tools
+from stepengine.tools.bundled import control_tools, file_tools, search_tools, shell_tools
 
 POLICY = Policy(
     [

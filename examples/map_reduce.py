@@ -11,7 +11,7 @@ from pathlib import Path
 from stepengine import AgentDefinition, Complete, Engine, StepContext, Steps, ToolCall, map_agents
 from stepengine.models import ModelRequest
 from stepengine.testing import ScriptedModel
-from stepengine.tools import file_tools, search_tools
+from stepengine.tools.bundled import file_tools, search_tools
 
 FILES = {"monday.txt": "Rain. 3 customers.", "tuesday.txt": "Sun. 9 customers.", "wednesday.txt": "\0"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stepengine import AgentDefinition, Engine, RunStatus, tool
 from stepengine.permissions import Policy, Rule
-from stepengine.programs import code_mode
+from stepengine.sandbox import code_mode
 from stepengine.testing import ScriptedModel, text, tool_call
 
 SHOPS = {f"shop-{n}": 60 + n * 7 % 20 for n in range(20)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stepengine import AgentDefinition, Engine
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import Workspace
+from stepengine.tools.bundled import Workspace
 
 fixer = AgentDefinition(
     "fixer",

@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext, Steps
-from stepengine.acp import ExternalAgent, serve, take_stdout
+from stepengine.adapters.acp import ExternalAgent, serve, take_stdout
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import ToolRegistry, Workspace, file_tools, shell_tools
+from stepengine.tools.bundled import ToolRegistry, Workspace, file_tools, shell_tools
 
 TESTS = ["slug('A b') == 'a-b'", "slug(' A  b ') == 'a-b'", "slug('') == ''"]
 WRITTEN = {  # what the coders write that stand in for real ones

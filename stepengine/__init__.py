@@ -2,7 +2,7 @@
 stepengine: programmatic LLM agents. An agent is a Python generator function; a run is what it yielded and was sent back.
 
 This is the front door: everything that an author of agents needs. Further names live in ``stepengine.errors``,
-``stepengine.events``, ``stepengine.models``, ``stepengine.testing``, ``stepengine.tools`` and the other submodules.
+``stepengine.events``, ``stepengine.models``, ``stepengine.testing``, ``stepengine.tools.bundled`` and the other submodules.
 Names are loaded when they are first used, so that ``import stepengine`` stays light.
 """
 
@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from stepengine.engine.scheduler import Scheduler
     from stepengine.helpers import best_of, call, map_agents, retry
     from stepengine.runtime import ChildRun, EventFile, LogObserver, RateLimit, RetryPolicy, RunHandle
-    from stepengine.tooling.context import ToolContext
-    from stepengine.tooling.decorator import tool
-    from stepengine.tooling.definition import Tool
-    from stepengine.tooling.depends import Depends
+    from stepengine.tools.context import ToolContext
+    from stepengine.tools.decorator import tool
+    from stepengine.tools.definition import Tool
+    from stepengine.tools.depends import Depends
 
 __all__ = (
     "STEP",
@@ -201,11 +201,11 @@ _HOME = {
     **dict.fromkeys(
         ("ChildRun", "EventFile", "LogObserver", "RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"
     ),
-    "Depends": "stepengine.tooling.depends",
+    "Depends": "stepengine.tools.depends",
     "Scheduler": "stepengine.engine.scheduler",
-    "Tool": "stepengine.tooling.definition",
-    "ToolContext": "stepengine.tooling.context",
-    "tool": "stepengine.tooling.decorator",
+    "Tool": "stepengine.tools.definition",
+    "ToolContext": "stepengine.tools.context",
+    "tool": "stepengine.tools.decorator",
 }
 """Where each public name comes from."""
 

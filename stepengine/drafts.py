@@ -30,18 +30,18 @@ from stepengine.errors import DefinitionError
 from stepengine.helpers import agents as children
 from stepengine.helpers import calls
 from stepengine.journal import MemoryJournal
-from stepengine.programs.rewriting import DROPPED, GENERATORS, KNOWN, NOT_HERE
-from stepengine.programs.running import ProgramLimits
-from stepengine.programs.sandbox import MODULES
-from stepengine.programs.strangers import agents_of_source
+from stepengine.sandbox.rewriting import DROPPED, GENERATORS, KNOWN, NOT_HERE
+from stepengine.sandbox.running import ProgramLimits
+from stepengine.sandbox.sandbox import MODULES
+from stepengine.sandbox.strangers import agents_of_source
 from stepengine.testing import Clock, ScriptedModel, Simulated, simulate, tool_call, tool_calls
-from stepengine.tools import reference
+from stepengine.tools.bundled import reference
 
 if TYPE_CHECKING:
     from stepengine.data.hooks import StepContext
     from stepengine.data.state import RunResult
     from stepengine.journal import JournalLike
-    from stepengine.tooling.definition import Tool
+    from stepengine.tools.definition import Tool
 
 __all__ = ("Example", "agent_file_rules", "checked_agents", "permissions_of")
 
@@ -154,7 +154,7 @@ def _members(tool: Tool) -> list[str]:
 
 def host_tools() -> list[Tool]:
     """Return the tools that the command line has for agents; they are looked at, and never called."""
-    from stepengine.tools.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import uncalled_tools
 
     known = {one.name for one in reference.told()}
     return [tool for tool in uncalled_tools(Path.cwd().anchor) if tool.name in known]
@@ -278,7 +278,7 @@ class Example:
 
     def _tools(self) -> list[Tool]:
         """Return stand-ins of the host's tools that the agents list: what they take is real, what they give is made up."""
-        from stepengine.tooling.definition import Tool
+        from stepengine.tools.definition import Tool
 
         listed = {name for agent in _family(self.agents) for name in agent.tool_names}
         return [

@@ -42,9 +42,9 @@ FALLBACK = {
     "stepengine/machine/": ("tests/machine",),
     "stepengine/models/": ("tests/models",),
     "stepengine/runtime/": ("tests/runtime", "tests/engine"),
-    "stepengine/system/": ("tests/system", "tests/tools"),
-    "stepengine/tooling/": ("tests/tooling", "tests/tools"),
-    "stepengine/tools/": ("tests/tools",),
+    "stepengine/workspace/": ("tests/workspace", "tests/bundled_tools"),
+    "stepengine/tools/": ("tests/tools", "tests/bundled_tools"),
+    "stepengine/tools/bundled/": ("tests/bundled_tools",),
 }
 """The tests of a floor, for mutants that name none."""
 
@@ -370,7 +370,7 @@ MUTANTS = (
     ),
     Mutant(
         "what a body raised is not logged",
-        "stepengine/tooling/execution.py",
+        "stepengine/tools/execution.py",
         "    log(message, traceback=trace)\n",
         "",
         TOOL_CONTEXTS,
@@ -596,10 +596,10 @@ MUTANTS = (
     ),
     Mutant(
         "the system is not asked for the addresses of a name",
-        "stepengine/tools/web/fetching.py",
+        "stepengine/tools/bundled/web/fetching.py",
         "    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)\n",
         "    found = await asyncio.sleep(0.01, [])\n",
-        ("tests/tools/test_web_fetching.py",),
+        ("tests/bundled_tools/test_web_fetching.py",),
     ),
     # --- agents -----------------------------------------------------------------------------------------------------
     Mutant(
@@ -615,7 +615,7 @@ MUTANTS = (
         "stepengine/engine/catalog.py",
         "{**BUILT_IN, **self._tools}",
         "{**self._tools, **BUILT_IN}",
-        ("tests/tooling/test_built_in.py",),
+        ("tests/tools/test_built_in.py",),
     ),
     Mutant(
         "a recorded tool that is gone is replayed as the built-in one of its name",
@@ -626,10 +626,10 @@ MUTANTS = (
     ),
     Mutant(
         "an input of a built-in tool is not mended",
-        "stepengine/tooling/control.py",
+        "stepengine/tools/control.py",
         "validate, repairer(spec.input_schema, ALIASES), runs=runs",
         "validate, runs=runs",
-        ("tests/tooling/test_built_in.py",),
+        ("tests/tools/test_built_in.py",),
     ),
     # --- the kernel: data -------------------------------------------------------------------------------------------
     Mutant(

@@ -32,7 +32,7 @@ WIDER: Mapping[str, tuple[str, ...]] = {
     "permissions": ("tests/permissions", "tests/engine/test_permissions.py"),
     "runtime": ("tests/runtime", "tests/engine"),
     "sessions": ("tests/sessions", "tests/engine/test_sessions.py"),
-    "tools": ("tests/tools", "tests/permissions"),
+    "tools": ("tests/bundled_tools", "tests/permissions"),
 }
 """The tests that know a floor, where those are not only its own."""
 OPPOSITE: Mapping[type[ast.cmpop], tuple[str, str]] = {

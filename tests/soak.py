@@ -33,8 +33,8 @@ import attrs
 from stepengine import AgentDefinition, Engine, Limits, RetryPolicy, tool
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.models import OpenAIChatProvider
-from stepengine.system.threads import THREADS
-from stepengine.tools import file_tools, shell_tools
+from stepengine.tools.bundled import file_tools, shell_tools
+from stepengine.workspace.threads import THREADS
 from tests.faults.scripts import CHAT
 from tests.faults.server import Answer, FaultServer, json_answer, sse
 

@@ -35,9 +35,12 @@ import httpx2
 import pytest
 
 import stepengine
-from stepengine.acp.serving import read_message
-from stepengine.acp.updates import _fence
-from stepengine.ag_ui import input_of
+from stepengine.adapters.acp.serving import read_message
+from stepengine.adapters.acp.updates import _fence
+from stepengine.adapters.ag_ui import input_of
+from stepengine.adapters.external import remote
+from stepengine.adapters.mcp.results import result_of
+from stepengine.adapters.mcp.stdio import ANSWER, ID, Pipe, ServerProgram
 from stepengine.cli.commands.fork import _edit
 from stepengine.cli.commands.package import HOMES, HOSTS
 from stepengine.cli.commands.send import MAX_CHARS, parse_message
@@ -53,6 +56,7 @@ from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
+from stepengine.debugging.viewing.payload import _make_visible as shown_on_a_page
 from stepengine.durable.messages import form_of
 from stepengine.durable.operate import _read
 from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
@@ -60,6 +64,7 @@ from stepengine.engine import load_agent
 from stepengine.engine.packages import ID as PUBLISHER
 from stepengine.engine.packages import VALUE, declaration_of
 from stepengine.errors import DataError, DefinitionError, ExternalAgentError, ModelError, StepEngineError, WorkspaceLost
+from stepengine.evaluation.criteria import _read_verdict as judged_text
 from stepengine.journal.altered import changes_in
 from stepengine.journal.mailbox import StoredLetter
 from stepengine.journal.reading import JournalBytes, glimpse_record, members_of, read_lines, strict_members
@@ -67,15 +72,10 @@ from stepengine.journal.records import KEY, check_place, checksum_if_right, to_l
 from stepengine.journal.scanning import scan
 from stepengine.journal.show import clean_tree
 from stepengine.journal.signing import JournalSignature
-from stepengine.judging.criteria import _read_verdict as judged_text
-from stepengine.judging.viewing.payload import _make_visible as shown_on_a_page
-from stepengine.leading import remote
 from stepengine.machine.blocks import split_blocks
 from stepengine.machine.finding import find_hidden_tools
 from stepengine.machine.settling import json_in as answer_in
 from stepengine.machine.spawning import matching_id
-from stepengine.mcp.results import result_of
-from stepengine.mcp.stdio import ANSWER, ID, Pipe, ServerProgram
 from stepengine.models._aws_events import AWSParser
 from stepengine.models._failures import RequestLabel, body_failure
 from stepengine.models._json import call_part, read_json
@@ -90,50 +90,50 @@ from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, perm
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
-from stepengine.programs.checking import globals_of, problems
-from stepengine.programs.checking import shown as program_shown
-from stepengine.programs.rewriting import rewritten
-from stepengine.programs.stubs import stubs_of
 from stepengine.pytest_plugin.telling import CREDENTIAL
 from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
-from stepengine.serving.access import HOST, ORIGIN, _entries, _RequestFacts
-from stepengine.serving.bodies import checked_as, strict_json
-from stepengine.serving.problems import Problem
-from stepengine.serving.reports import _parse_report as parsed_report
-from stepengine.serving.routes import StartRun
-from stepengine.serving.webhooks import Topic, Webhooks, _event_in, _id_in, _letter_id, _run_in
+from stepengine.sandbox.checking import globals_of, problems
+from stepengine.sandbox.checking import shown as program_shown
+from stepengine.sandbox.rewriting import rewritten
+from stepengine.sandbox.stubs import stubs_of
+from stepengine.server.access import HOST, ORIGIN, _entries, _RequestFacts
+from stepengine.server.bodies import checked_as, strict_json
+from stepengine.server.problems import Problem
+from stepengine.server.reports import _parse_report as parsed_report
+from stepengine.server.routes import StartRun
+from stepengine.server.webhooks import Topic, Webhooks, _event_in, _id_in, _letter_id, _run_in
 from stepengine.sessions.stores import _messages, _parse_json, _read_json
-from stepengine.system.argv import parse_command
-from stepengine.system.connection import _Broken
-from stepengine.system.connection import _parse_head as parsed_frame
-from stepengine.system.far import Elsewhere, _entry, _read_listing
-from stepengine.system.far import RemotePlace as FarPlace
-from stepengine.system.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
-from stepengine.system.paths import shown
-from stepengine.system.patterns import GlobPattern, IgnorePattern, find_pattern_problem, safe_columns
-from stepengine.system.repository import _facts
-from stepengine.system.skills import NAME, _mapping
-from stepengine.system.text import decode, stream_lines
-from stepengine.system.urls import joined, parse_url
 from stepengine.testing.cassette_files import RecordedRequest, parse_cassette
 from stepengine.testing.cassette_requests import parse_model_call
 from stepengine.testing.cleaning import Cleaner, clean_events, joined_texts
 from stepengine.testing.httpx_exchanges import EVENT
 from stepengine.testing.stream_ends import stream_is_complete
-from stepengine.tooling.conversion import clean
-from stepengine.tooling.repair import repairer
-from stepengine.tooling.schemas import JsonSchema
-from stepengine.tools import Tool, ToolRegistry, file_tools, search_tools, shell_tools, tool
-from stepengine.tools.files.edits import TextReplacement, replace_all, unified_diff
-from stepengine.tools.memory import HIGHEST, _notes, _words
-from stepengine.tools.search.hits import SearchFlags, _cut_line, parse_flags
-from stepengine.tools.search.overview import ranked
-from stepengine.tools.search.ripgrep import EXIT, _line_test
-from stepengine.tools.search.symbols import top_level_names, words_of
-from stepengine.tools.shell.output import Capture
-from stepengine.tools.web.fetching import Fetched
-from stepengine.tools.web.pages import CODECS, page_of
-from stepengine.tools.web.searching import _around, _links
+from stepengine.tools.bundled import Tool, ToolRegistry, file_tools, search_tools, shell_tools, tool
+from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
+from stepengine.tools.bundled.memory import HIGHEST, _notes, _words
+from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
+from stepengine.tools.bundled.search.overview import ranked
+from stepengine.tools.bundled.search.ripgrep import EXIT, _line_test
+from stepengine.tools.bundled.search.symbols import top_level_names, words_of
+from stepengine.tools.bundled.shell.output import Capture
+from stepengine.tools.bundled.web.fetching import Fetched
+from stepengine.tools.bundled.web.pages import CODECS, page_of
+from stepengine.tools.bundled.web.searching import _around, _links
+from stepengine.tools.conversion import clean
+from stepengine.tools.repair import repairer
+from stepengine.tools.schemas import JsonSchema
+from stepengine.workspace.argv import parse_command
+from stepengine.workspace.connection import _Broken
+from stepengine.workspace.connection import _parse_head as parsed_frame
+from stepengine.workspace.far import Elsewhere, _entry, _read_listing
+from stepengine.workspace.far import RemotePlace as FarPlace
+from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
+from stepengine.workspace.paths import shown
+from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, safe_columns
+from stepengine.workspace.repository import _facts
+from stepengine.workspace.skills import NAME, _mapping
+from stepengine.workspace.text import decode, stream_lines
+from stepengine.workspace.urls import joined, parse_url
 
 with contextlib.suppress(ImportError):
     pass  # imported on first use, which takes most of a second
@@ -629,8 +629,8 @@ PLACES = (
             *(of(" async ", " "), of("ff", after="'"), of("except "), of("9"), of("x=x+1\r")),
         ),
         (
-            *("programs/checking.py:globals_of", "programs/checking.py:LINE", "programs/checking.py:NEWER"),
-            *("programs/checking.py:parsed",),
+            *("sandbox/checking.py:globals_of", "sandbox/checking.py:LINE", "sandbox/checking.py:NEWER"),
+            *("sandbox/checking.py:parsed",),
         ),
         most=1 << 16,
     ),
@@ -661,10 +661,10 @@ PLACES = (
             ),
         ),
         (
-            "programs/rewriting.py:YIELD_FROM",
-            "programs/rewriting.py:_Rewriting.result",
-            "programs/rewriting.py:_Rewriting._look_at",
-            "programs/schemas.py:_SchemaReading._quoted",
+            "sandbox/rewriting.py:YIELD_FROM",
+            "sandbox/rewriting.py:_Rewriting.result",
+            "sandbox/rewriting.py:_Rewriting._look_at",
+            "sandbox/schemas.py:_SchemaReading._quoted",
         ),
         most=1 << 16,
     ),
@@ -673,10 +673,10 @@ PLACES = (
         as_a_function,
         (of("a"), of("_"), of(" "), of('"""'), of("\\"), of("é"), of("["), of("{'a':"), of("-"), of("\n"), of("a b")),
         (
-            *("programs/stubs.py:Stubs.search", "programs/stubs.py:Stubs._line"),
-            *("programs/stubs.py:_identifier", "programs/stubs.py:_unparse_body", "programs/stubs.py:_default"),
-            "programs/stubs.py:_camel",
-            "programs/stubs.py:stubs_of",
+            *("sandbox/stubs.py:Stubs.search", "sandbox/stubs.py:Stubs._line"),
+            *("sandbox/stubs.py:_identifier", "sandbox/stubs.py:_unparse_body", "sandbox/stubs.py:_default"),
+            "sandbox/stubs.py:_camel",
+            "sandbox/stubs.py:stubs_of",
         ),
         most=1 << 20,
     ),
@@ -685,21 +685,21 @@ PLACES = (
         "head of a frame",
         framed,
         (ofb("["), ofb('{"a":'), ofb("9", '{"id": ', "}"), ofb('"'), ofb("\\u"), ofb(" ")),
-        ("system/connection.py:_parse_head",),
+        ("workspace/connection.py:_parse_head",),
         most=1 << 20,
     ),
     Place(
         "listing of a folder elsewhere",
         far_listing,
         (ofb("["), ofb("[]"), ofb('[["a","d",1,null]]'), ofb("9"), ofb(" "), ofb('[["a","f",1,[1,')),
-        ("system/far.py:_read_listing",),
+        ("workspace/far.py:_read_listing",),
         most=1 << 25,
     ),
     Place(
         "what a supervisor elsewhere says of a search",
         EXIT.fullmatch,
         (ofb("9"), ofb("9", "exit "), ofb("pid 9\n"), ofb("9", "pid ")),
-        ("tools/search/ripgrep.py:EXIT",),
+        ("tools/bundled/search/ripgrep.py:EXIT",),
         most=1 << 20,
     ),
     # --- what a repository and earlier runs say
@@ -729,7 +729,7 @@ PLACES = (
                 )
             ]
         ),
-        ("system/skills.py:_mapping", "system/skills.py:_read"),
+        ("workspace/skills.py:_mapping", "workspace/skills.py:_read"),
         most=16 * 1024,
     ),
     Place(
@@ -766,14 +766,14 @@ PLACES = (
         "name of a skill",
         NAME.fullmatch,
         (of("a"), of("a-"), of("-"), of("a", "", "!")),
-        ("system/skills.py:NAME",),
+        ("workspace/skills.py:NAME",),
         most=64,
     ),
     Place(
         "name of a skill that is not there",
         lambda name: find_nearest(name, [f"{name[:40]}{n}" for n in range(200)]),
         (of("a"), of("ab"), of("a-")),
-        ("data/alike.py:find_nearest", "tools/reading_skills.py:skill_tool.skill"),
+        ("data/alike.py:find_nearest", "tools/bundled/reading_skills.py:skill_tool.skill"),
         most=64,
     ),
     Place(
@@ -792,7 +792,11 @@ PLACES = (
                 for end in ("", "\n")
             ]
         ),
-        ("tools/memory.py:LINE", "tools/memory.py:FileMemory._lines", "tools/memory.py:_to_plain_text"),
+        (
+            "tools/bundled/memory.py:LINE",
+            "tools/bundled/memory.py:FileMemory._lines",
+            "tools/bundled/memory.py:_to_plain_text",
+        ),
         most=1 << 19,
     ),
     Place(
@@ -801,7 +805,12 @@ PLACES = (
         (of("[paste "), of("1", "[paste "), of("[paste 1: ")),
         ("cli/screen/prompt.py:PASTE",),
     ),
-    Place("highest note", HIGHEST.fullmatch, (of("<!-- "), of("1", "<!-- highest: m")), ("tools/memory.py:HIGHEST",)),
+    Place(
+        "highest note",
+        HIGHEST.fullmatch,
+        (of("<!-- "), of("1", "<!-- highest: m")),
+        ("tools/bundled/memory.py:HIGHEST",),
+    ),
     Place(
         "search of tools",
         lambda text: find_hidden_tools({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
@@ -809,13 +818,16 @@ PLACES = (
         ("machine/finding.py:BETWEEN",),
     ),
     Place(
-        "words of notes", _words, (of("a"), of("a-"), of(" "), of("\u0300"), of("\ufdfa")), ("tools/memory.py:WORD",)
+        "words of notes",
+        _words,
+        (of("a"), of("a-"), of(" "), of("\u0300"), of("\ufdfa")),
+        ("tools/bundled/memory.py:WORD",),
     ),
     Place(
         "status of git",
         partial(_facts, top=PACKAGE),
         (ofb("1 "), ofb("2 a\0"), ofb("? a\0"), ofb("# branch.head "), ofb("\xff")),
-        ("system/repository.py:_facts",),
+        ("workspace/repository.py:_facts",),
     ),
     # --- ignore files, globs, paths
     Place(
@@ -832,7 +844,7 @@ PLACES = (
             of("\\"),
             of("***/"),
         ),
-        ("system/patterns.py:_component", "tools/search/ignore.py:*"),
+        ("workspace/patterns.py:_component", "tools/bundled/search/ignore.py:*"),
         most=4_096,
     ),
     Place(
@@ -846,7 +858,7 @@ PLACES = (
         "glob",
         globbed,
         (of("*a"), of("**/a/"), of("{a,"), of("{a,b}"), of("[a"), of("?*"), of("{[,]"), of("[{]{"), of("[}]")),
-        ("system/patterns.py:_compile",),
+        ("workspace/patterns.py:_compile",),
         most=512,
     ),
     Place(
@@ -872,7 +884,7 @@ PLACES = (
             PathRules(rules, ["tests/**/conftest.py"]).match(text.split("/")) for rules in (SECRETS, PROTECTED)
         ],
         (of("tests/"), of("a/"), of("id_"), of(".env."), of("journals/a"), of("\u0300"), of("tests/conftest.py/")),
-        ("system/path_rules.py:*",),
+        ("workspace/path_rules.py:*",),
         most=4_096,
     ),
     Place(
@@ -904,7 +916,7 @@ PLACES = (
             ofb('"result"'),
             ofb("1", '"id":'),
         ),
-        ("mcp/stdio.py:ANSWER", "mcp/stdio.py:ID", "mcp/stdio.py:Pipe._answered_id"),
+        ("adapters/mcp/stdio.py:ANSWER", "adapters/mcp/stdio.py:ID", "adapters/mcp/stdio.py:Pipe._answered_id"),
     ),
     Place(
         "line of an editor",
@@ -918,13 +930,13 @@ PLACES = (
             ofb(" "),
             ofb('{"id":1,"result":["', "", '"]}'),
         ),
-        ("acp/serving.py:read_message",),
+        ("adapters/acp/serving.py:read_message",),
     ),
     Place(
         "text that an editor shows as a block",
         lambda text: _fence("", text),
         (of("`"), of("` "), of("```\n"), of("`a"), of("a", "`", "`")),
-        ("acp/updates.py:_fence",),
+        ("adapters/acp/updates.py:_fence",),
     ),
     # --- pages
     *(
@@ -941,7 +953,11 @@ PLACES = (
                 ofb("\u200b"),
                 ofb("<!doctype "),
             ),
-            ("tools/web/pages.py:MARKUP", "tools/web/pages.py:UNSEEN", "tools/web/pages.py:_decode"),
+            (
+                "tools/bundled/web/pages.py:MARKUP",
+                "tools/bundled/web/pages.py:UNSEEN",
+                "tools/bundled/web/pages.py:_decode",
+            ),
             most=2_000_000,
         )
         for kind in ("", "text/plain", "text/plain; charset=utf-8", "application/json")
@@ -950,7 +966,7 @@ PLACES = (
         "content type",
         lambda text: page(f"text/plain;{text}")(b"x"),
         (of("charset"), of("charset="), of("charset "), of("charset=a"), of("charset='"), of(" ", "charset")),
-        ("tools/web/pages.py:CHARSET",),
+        ("tools/bundled/web/pages.py:CHARSET",),
         most=65_536,
     ),
     *(
@@ -977,14 +993,14 @@ PLACES = (
             of("[a](//]"),
             of("[a](b): "),
         ),
-        ("tools/web/searching.py:LINK",),
+        ("tools/bundled/web/searching.py:LINK",),
         most=2_000_000,
     ),
     Place(
         "part of a long page",
         lambda text: _around(text, "topic " * 20, 40_000),
         (of("# \n"), of("#"), of("topic "), of("# topic\n"), of("topic"), of("\n")),
-        ("tools/web/searching.py:HEADING", "tools/web/searching.py:WORD"),
+        ("tools/bundled/web/searching.py:HEADING", "tools/bundled/web/searching.py:WORD"),
         most=2_000_000,
     ),
     Place(
@@ -1002,12 +1018,15 @@ PLACES = (
             of("../", "http://x/"),
             of("xn--", "http://"),
         ),
-        ("system/urls.py:*",),
+        ("workspace/urls.py:*",),
         most=4_096,
     ),
     # --- output of commands
     Place(
-        "output", captured, tuple(ofb(unit) for unit in (*OPENERS, "\x07", "a\n", "\x00")), ("tools/shell/output.py:*",)
+        "output",
+        captured,
+        tuple(ofb(unit) for unit in (*OPENERS, "\x07", "a\n", "\x00")),
+        ("tools/bundled/shell/output.py:*",),
     ),
     Place(
         "output that is not text",
@@ -1019,14 +1038,14 @@ PLACES = (
         "command",
         parse_command,
         (of("a "), of("'"), of("''"), of('"a'), of("\\"), of("a'b'"), of("$("), of("A=")),
-        ("system/argv.py:*",),
+        ("workspace/argv.py:*",),
         most=131_072,
     ),
     Place(
         "flags of a search",
         parse_flags,
         (of("-"), of("-i "), of("-g '"), of("a", "-g "), of("\\"), of("-A1 "), of("-ii"), of("[a", "-g ")),
-        ("tools/search/hits.py:*",),
+        ("tools/bundled/search/hits.py:*",),
         most=2_000,
     ),
     # --- searches
@@ -1034,7 +1053,7 @@ PLACES = (
         "pattern of a search",
         safe_columns,
         (of("("), of("a*"), of("a?"), of("(?="), of("a|"), of("[\x01-\U0010ffff-]", "(?i)"), of("(?:a|"), of("a{9}")),
-        ("system/patterns.py:*",),
+        ("workspace/patterns.py:*",),
         most=512,
     ),
     *(
@@ -1042,12 +1061,18 @@ PLACES = (
             f"search for {pattern}",
             fallback(pattern),
             (of("a" * 300 + "\n"), of("x" * 2_000 + "\n"), of("a\n")),
-            ("tools/search/ripgrep.py:_line_test",),
+            ("tools/bundled/search/ripgrep.py:_line_test",),
             most=1 << 13,  # the time is checked between long lines
         )
         for pattern in ("a*b", "a.*b", r"\w+\d", "a?a?a?b")
     ),
-    Place("line of a search", _cut_line, (of("\udcff"), of("a"), of("é")), ("tools/search/hits.py:*",), most=1 << 22),
+    Place(
+        "line of a search",
+        _cut_line,
+        (of("\udcff"), of("a"), of("é")),
+        ("tools/bundled/search/hits.py:*",),
+        most=1 << 22,
+    ),
     *(
         Place(
             f"names in {name}",
@@ -1064,17 +1089,17 @@ PLACES = (
                 of("a b" * 95 + "\n"),
                 of("export \n"),
             ),
-            ("tools/search/symbols.py:top_level_names",),
+            ("tools/bundled/search/symbols.py:top_level_names",),
             most=524_288,
         )
         for name in ("a.py", "a.ts", "a.go", "a.rs", "a.java", "a.c", "a.sh")
     ),
-    Place("words", words_of, HOSTILE_NAMES, ("tools/search/symbols.py:*",)),
+    Place("words", words_of, HOSTILE_NAMES, ("tools/bundled/search/symbols.py:*",)),
     Place(
         "description of files",
         lambda text: ranked(text, {("a.py",): ["aa"]}),
         (*HOSTILE_NAMES, of("abcd ")),
-        ("tools/search/overview.py:*",),
+        ("tools/bundled/search/overview.py:*",),
         most=2_000,
     ),
     Place(
@@ -1090,20 +1115,20 @@ PLACES = (
         "text of a file",
         lambda data: (found := decode(data)) and found.shown,
         (ofb("é"), lambda n: b"\xff" * n, lambda n: b"\xff\xfe" + b"\xd8" * n, lambda n: b"\xff\xfe\0\0" + b"\1" * n),
-        ("system/text.py:FileText.shown", "system/text.py:decode"),
+        ("workspace/text.py:FileText.shown", "workspace/text.py:decode"),
     ),
     Place(
         "window of a file",
         streamed,
         (ofb("a"), ofb("\n"), ofb("\r"), lambda n: b"\xff" * n),
-        ("system/text.py:_Window._close",),
+        ("workspace/text.py:_Window._close",),
     ),
-    Place("file name", shown, (of("\udcff"), of("a")), ("system/paths.py:*",)),
+    Place("file name", shown, (of("\udcff"), of("a")), ("workspace/paths.py:*",)),
     Place(
         "replacement",
         lambda text: replace_all(text, [TextReplacement(text[: len(text) // 2], "x")], "f"),
         (of("a"), of("ab"), of("\r\n"), of("a\r\n"), of("\n")),
-        ("tools/files/edits.py:*",),
+        ("tools/bundled/files/edits.py:*",),
     ),
     Place(
         "replacement of all",
@@ -1123,12 +1148,12 @@ PLACES = (
         most=1 << 20,
     ),
     # --- tools
-    Place("input as JSON text", mended_input, BRACKETS, ("tooling/repair.py:_decode_if_wanted",), most=1 << 22),
+    Place("input as JSON text", mended_input, BRACKETS, ("tools/repair.py:_decode_if_wanted",), most=1 << 22),
     Place(
         "input of a typed tool",
         validated,
         BRACKETS,
-        ("tooling/arguments.py:FunctionInputs._as_json_text",),
+        ("tools/arguments.py:FunctionInputs._as_json_text",),
         most=1 << 22,
     ),
     *(
@@ -1145,7 +1170,7 @@ PLACES = (
             f"content of a schema, {encoding or 'as it is'}",
             schema_content(encoding),
             BRACKETS,
-            ("tooling/schemas.py:_content_media_type",),
+            ("tools/schemas.py:_content_media_type",),
             most=1 << 22,
         )
         for encoding in ("", "base64", "base32")
@@ -1163,7 +1188,7 @@ PLACES = (
             of("(" * 99 + "a" + "){99}" * 99),
             of("|"),
         ),
-        ("tooling/schemas.py:_Rules.compile_pattern",),
+        ("tools/schemas.py:_Rules.compile_pattern",),
         most=1 << 17,
     ),
     Place(
@@ -1197,7 +1222,7 @@ PLACES = (
         )
         for words in ("anyOf", "oneOf", "allOf", "anyOf oneOf allOf")
     ),
-    Place("text of a result", clean, (of("\ud800"), of("a")), ("tooling/conversion.py:SURROGATE",)),
+    Place("text of a result", clean, (of("\ud800"), of("a")), ("tools/conversion.py:SURROGATE",)),
     # --- models
     Place(
         "events of a stream",
@@ -1301,13 +1326,13 @@ PLACES = (
         "what a judge says",
         judged_by_an_agent,
         tuple([of(unit, '{"score": 1, "a": ', "}") for unit in ("[", '{"a":', "1", "{", "}")]),
-        ("judging/criteria.py:_read_verdict",),
+        ("evaluation/criteria.py:_read_verdict",),
     ),
     Place(
         "text on a page",
         shown_on_a_page,
         (of("a"), of("a\n"), of("\r\n"), of("\x1b"), of("\u202e\n"), of("a", "", "\x1b"), of("\u0300")),
-        ("judging/viewing/payload.py:ORDINARY",),
+        ("debugging/viewing/payload.py:ORDINARY",),
     ),
     Place(
         "tool calls in text",
@@ -1394,17 +1419,19 @@ PLACES = (
         "message of an MCP server",
         served,
         BRACKETS,
-        ("mcp/stdio.py:Pipe._parse", "mcp/http.py:_message"),
+        ("adapters/mcp/stdio.py:Pipe._parse", "adapters/mcp/http.py:_message"),
         most=1 << 24,
     ),
     Place(
         "last words of an MCP server",
         last_words,
         (of("\x1b[8m"), of("\u0300"), of("\n")),
-        ("mcp/stdio.py:Pipe.last_words",),
+        ("adapters/mcp/stdio.py:Pipe.last_words",),
         most=1 << 16,
     ),
-    Place("result of an MCP server", result_text, (*BRACKETS, of("a")), ("mcp/results.py:_read",), most=1 << 24),
+    Place(
+        "result of an MCP server", result_text, (*BRACKETS, of("a")), ("adapters/mcp/results.py:_read",), most=1 << 24
+    ),
     Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).binary(text.encode()), SECRET_SHAPES),
     Place(
         "search for secrets",
@@ -1726,7 +1753,11 @@ PLACES = (
         "answer and event of another server",
         remote_said,
         (*JSON_SHAPES, ofb('{"type":"'), ofb('"a":1,', '{"type":"a",', '"b":1}'), ofb('{"run_id":"', "a", '"}')),
-        ("leading/remote.py:RUN_ID", "leading/remote.py:_Server._answer", "leading/remote.py:_Server._event"),
+        (
+            "adapters/external/remote.py:RUN_ID",
+            "adapters/external/remote.py:_Server._answer",
+            "adapters/external/remote.py:_Server._event",
+        ),
         most=1 << 20,
     ),
     # --- what clients of a server of runs send
@@ -1734,7 +1765,7 @@ PLACES = (
         "body of a request",
         lambda data: checked_as(StartRun, strict_json(data)),
         (*JSON_SHAPES, ofb('{"agent":"'), ofb('"a":1,', '{"agent":"a",', '"b":1}'), ofb('{"params":{"a":')),
-        ("serving/bodies.py:strict_json",),
+        ("server/bodies.py:strict_json",),
         most=1 << 20,
     ),
     Place(
@@ -1753,13 +1784,13 @@ PLACES = (
         "file of tokens",
         lambda data: _entries(data, Path("tokens.json")),
         (*JSON_SHAPES, ofb("{},", '{"format":1,"tokens":[', "{}]}")),
-        ("serving/access.py:_entries",),
+        ("server/access.py:_entries",),
     ),
     Place(
         "file of webhooks",
         lambda data: Webhooks.read(data, "webhooks.json"),
         (*JSON_SHAPES, ofb('{"topics":{"go":{"run":"'), ofb("/a", '{"topics":{"go":{"run":"', '"}}}')),
-        ("serving/webhooks.py:Webhooks.read",),
+        ("server/webhooks.py:Webhooks.read",),
     ),
     Place(
         "signature of an event",
@@ -1775,21 +1806,21 @@ PLACES = (
             of("v1,"),
             of("whsec_"),
         ),
-        ("serving/webhooks.py:_standard",),
+        ("server/webhooks.py:_standard",),
         most=1 << 16,
     ),
     Place(
         "event of another service",
         as_an_event,
         (*JSON_SHAPES, ofb('{"id":"'), ofb("[", '{"id":'), ofb("1,", '{"id":[', "1]}"), ofb('{"a":{"b":')),
-        ("serving/webhooks.py:_event_in",),
+        ("server/webhooks.py:_event_in",),
         most=1 << 20,
     ),
     Place(
         "report of an evaluation",
         parsed_report,
         (*JSON_SHAPES, ofb('{"id":"a"},', '{"format":"stepengine.eval/1","name":"a","cases":[', '{"id":"a"}]}')),
-        ("serving/reports.py:_parse_report",),
+        ("server/reports.py:_parse_report",),
         most=64 << 20,
     ),
     Place(
@@ -1807,11 +1838,11 @@ PLACES = (
             of("9", "a:"),
         ),
         (
-            "serving/access.py:HOST",
-            "serving/access.py:ORIGIN",
-            "serving/access.py:_RequestFacts.header",
-            "serving/access.py:_RequestFacts.bearer",
-            "serving/access.py:_RequestFacts.query",
+            "server/access.py:HOST",
+            "server/access.py:ORIGIN",
+            "server/access.py:_RequestFacts.header",
+            "server/access.py:_RequestFacts.bearer",
+            "server/access.py:_RequestFacts.query",
         ),
         most=1 << 16,
     ),
@@ -1832,47 +1863,47 @@ APART: dict[str, str] = {
     "engine/handler_sources.py:_read": "the source of agents and tools of this process, which its interpreter has parsed already",
     "data/quantities.py:AGE": "digits with a bound, then one letter",
     "data/quantities.py:SIZE": "digits with a bound, then one of four words",
-    "leading/remote.py:EVENT_ID": "one class of characters with a bound",
+    "adapters/external/remote.py:EVENT_ID": "one class of characters with a bound",
     "engine/catalog.py:NOTES": "instructions that an author wrote and the engine completed",
     "journal/reading.py:_is_other_text": "the error of decoding is caught; the text is only compared",
     "machine/author.py:UNKNOWN_KEYWORD": "the error of a call that an author wrote",
-    "serving/problems.py:DAMAGED_RECORD": "an error of ours; nine digits at most",
-    "system/guarded_database.py:PLAIN_SCHEMA": "a fixed text at the start of a line",
+    "server/problems.py:DAMAGED_RECORD": "an error of ours; nine digits at most",
+    "workspace/guarded_database.py:PLAIN_SCHEMA": "a fixed text at the start of a line",
     "data/json.py:JSON_STRING": "each part starts with another character; tests/journal/test_deep_journals.py measures it on hostile lines",
-    "system/containers.py:Container._runs": "what the program of containers said in a form that we wrote",
-    "system/containers.py:Container._refuse": "what the program of containers said last, for a message",
-    "serving/access.py:Guard._logged_in": "the body of a request, at most 1 MiB; whatever it is, it is no code of a link",
+    "workspace/containers.py:Container._runs": "what the program of containers said in a form that we wrote",
+    "workspace/containers.py:Container._refuse": "what the program of containers said last, for a message",
+    "server/access.py:Guard._logged_in": "the body of a request, at most 1 MiB; whatever it is, it is no code of a link",
     "cli/running_studios.py:_studios": "what a studio of this user has written, into a folder that nobody else can write",
-    "serving/access.py:NAME": "a name that the operator typed; at most 64 characters of one class",
+    "server/access.py:NAME": "a name that the operator typed; at most 64 characters of one class",
     "durable/register.py:_row": "what a server of ours has written",
-    "serving/ledger.py:_row": "what a server of ours has written",
-    "serving/ledger.py:taking_up.take": "what a server of ours has written",
-    "serving/runs.py:Runs.state": "what a server of ours has written",
-    "serving/problems.py:WORD": "the name of a class of ours",
-    "serving/processes.py:Process.lines": "what a process of ours says, in lines of a stream with a limit",
-    "judging/desk.py:lines_of.come": "what the server that began the process writes into its pipe",
-    "judging/edits.py:Walker._asked": "what the process that walks a run says, of at most 4 MiB",
-    "judging/edits.py:_Walking.serve": "what the process that began it asks",
-    "judging/jobs.py:_worked": "JSON that was just made",
-    "judging/origins.py:_line_in": "an agent's own file, which was loaded as code before, of at most MAX_SOURCE bytes",
-    "serving/bodies.py:cursor_of": "JSON and base64 that were just made",
-    "serving/bodies.py:place_of": "at most 2,000 characters of a parameter",
+    "server/ledger.py:_row": "what a server of ours has written",
+    "server/ledger.py:taking_up.take": "what a server of ours has written",
+    "server/runs.py:Runs.state": "what a server of ours has written",
+    "server/problems.py:WORD": "the name of a class of ours",
+    "server/processes.py:Process.lines": "what a process of ours says, in lines of a stream with a limit",
+    "debugging/desk.py:lines_of.come": "what the server that began the process writes into its pipe",
+    "debugging/edits.py:Walker._asked": "what the process that walks a run says, of at most 4 MiB",
+    "debugging/edits.py:_Walking.serve": "what the process that began it asks",
+    "debugging/jobs.py:_worked": "JSON that was just made",
+    "evaluation/origins.py:_line_in": "an agent's own file, which was loaded as code before, of at most MAX_SOURCE bytes",
+    "server/bodies.py:cursor_of": "JSON and base64 that were just made",
+    "server/bodies.py:place_of": "at most 2,000 characters of a parameter",
     "cli/perform.py:_tell_waits": "a command that this program made",
-    "programs/strangers.py:_begin": "how values of a field are built, as our own reader of schema classes writes it",
-    "programs/strangers.py:_key": "at most 1,000 characters of an error; literals alone are read",
-    "programs/checking.py:OF_A_FUNCTION": "what a checker says of one place; each repeat ends at the one character that it has not",
-    "programs/checking.py:_diagnostics": "what a worker of ours says of a program of at most 64 KiB",
+    "sandbox/strangers.py:_begin": "how values of a field are built, as our own reader of schema classes writes it",
+    "sandbox/strangers.py:_key": "at most 1,000 characters of an error; literals alone are read",
+    "sandbox/checking.py:OF_A_FUNCTION": "what a checker says of one place; each repeat ends at the one character that it has not",
+    "sandbox/checking.py:_diagnostics": "what a worker of ours says of a program of at most 64 KiB",
     "cli/journals.py:answer_with_result": "what a person typed",
     "cli/commands/improve.py:_PlannedSearch._source": "a file of the author's that was just loaded as code; UTF-8",
     "data/tools.py:PARAMETER": "what the author of a tool says that its calls are about",
     "engine/schedules.py:ID": "an id that the author of a schedule wrote; nothing in it is looked for twice",
-    "tools/names.py:Bundled.says": "docstrings of this package",
-    "tools/reference.py:_example": "docstrings of this package",
-    "tools/shell/sandbox.py:_Bubblewrap.probe": "what bubblewrap said of a command of ours",
-    "tools/memory.py:SCOPE": "a name of a fixed length, made by this package",
-    "tools/remembering.py:_remembering.remember": "the id of a run, one run of characters",
-    "tools/remembering.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
-    "system/repository.py:_Instructions._file": "at most 32 KiB, in UTF-8",
+    "tools/bundled/names.py:Bundled.says": "docstrings of this package",
+    "tools/bundled/reference.py:_example": "docstrings of this package",
+    "tools/bundled/shell/sandbox.py:_Bubblewrap.probe": "what bubblewrap said of a command of ours",
+    "tools/bundled/memory.py:SCOPE": "a name of a fixed length, made by this package",
+    "tools/bundled/remembering.py:_remembering.remember": "the id of a run, one run of characters",
+    "tools/bundled/remembering.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
+    "workspace/repository.py:_Instructions._file": "at most 32 KiB, in UTF-8",
     "models/_limits.py:completed": "the name of a model, which its author gave; each repeat has one character class",
     "models/_reply.py:FIGURE": "at most 40 characters of a price; each repeat has one character class and ends at another",
     "models/_thinking.py:_words_of": "the name of a model, which its author gave; each repeat has one character class",
@@ -1908,57 +1939,57 @@ APART: dict[str, str] = {
     "durable/database.py:NAME": "a name of at most 64 characters, given by the author",
     "durable/sessions.py:Sessions._delivered_before": "JSON that this package wrote down beside the run",
     "durable/wire.py:portable_form": "JSON that was just made",
-    "judging/checks.py:PLACE": "what a person typed; each part ends at the first other character",
+    "evaluation/checks.py:PLACE": "what a person typed; each part ends at the first other character",
     "cli/commands/evaluate.py:_told_before": "at most 64 MiB of a file that the person named; too deep is an error that is caught",
-    "judging/criteria.py:read_text": "at most 4 MiB, in UTF-8",
-    "judging/criteria.py:matches": "pydantic's engine, which cannot backtrack; the first site only joins the words of its message",
-    "judging/criteria.py:_run": "at most 1,600 bytes, in UTF-8",
-    "judging/evaluating.py:NAME": "a name that an author gave; one class of characters",
-    "judging/evaluating.py:ADDRESS": "what Python writes of an object; at most 16 digits",
-    "judging/evaluating.py:_Note.read": "at most 64 MiB of a file of this package; too deep is an error that is caught",
-    "judging/checks.py:value_of": "at most 4 MiB of a file that the person named, without aliases; too deep is an error that is caught",
-    "judging/reporting.py:_page": "base64 that was just made",
-    "judging/altering.py:Part.problem": "at most 20,000 characters, or as many as the author wrote; UTF-8 there and back",
-    "judging/altering.py:AgentFile.read": "a file of the author's, at most 4 MiB, that was just loaded; UTF-8",
-    "judging/altering.py:AgentFile.diff": "the author's file, in which a model wrote at most 20,000 characters for each part",
-    "judging/altering.py:_AgentSource.__init__": "a file of the author's, at most 4 MiB, that was just loaded as code",
-    "judging/altering.py:_AgentSource._scalar": "syntax of a file that was just loaded as code",
-    "judging/altering.py:_AgentSource._part": "syntax of a file that was just loaded as code",
-    "judging/altering.py:_says": "one literal that was just written, of at most 20,000 characters",
-    "judging/buying.py:ReplyBook._read": "at most 1 GiB of a file of this package; what is none is an error that is caught, too deep as well",
-    "judging/buying.py:ReplyBook._take": "one line of that file",
-    "judging/scoring.py:SIGN": "at most 300 characters of the user's own command line",
-    "judging/scoring.py:_name": "at most 300 characters of the user's own command line",
+    "evaluation/criteria.py:read_text": "at most 4 MiB, in UTF-8",
+    "evaluation/criteria.py:matches": "pydantic's engine, which cannot backtrack; the first site only joins the words of its message",
+    "evaluation/criteria.py:_run": "at most 1,600 bytes, in UTF-8",
+    "evaluation/evaluating.py:NAME": "a name that an author gave; one class of characters",
+    "evaluation/evaluating.py:ADDRESS": "what Python writes of an object; at most 16 digits",
+    "evaluation/evaluating.py:_Note.read": "at most 64 MiB of a file of this package; too deep is an error that is caught",
+    "evaluation/checks.py:value_of": "at most 4 MiB of a file that the person named, without aliases; too deep is an error that is caught",
+    "evaluation/reporting.py:_page": "base64 that was just made",
+    "evaluation/altering.py:Part.problem": "at most 20,000 characters, or as many as the author wrote; UTF-8 there and back",
+    "evaluation/altering.py:AgentFile.read": "a file of the author's, at most 4 MiB, that was just loaded; UTF-8",
+    "evaluation/altering.py:AgentFile.diff": "the author's file, in which a model wrote at most 20,000 characters for each part",
+    "evaluation/altering.py:_AgentSource.__init__": "a file of the author's, at most 4 MiB, that was just loaded as code",
+    "evaluation/altering.py:_AgentSource._scalar": "syntax of a file that was just loaded as code",
+    "evaluation/altering.py:_AgentSource._part": "syntax of a file that was just loaded as code",
+    "evaluation/altering.py:_says": "one literal that was just written, of at most 20,000 characters",
+    "evaluation/buying.py:ReplyBook._read": "at most 1 GiB of a file of this package; what is none is an error that is caught, too deep as well",
+    "evaluation/buying.py:ReplyBook._take": "one line of that file",
+    "evaluation/scoring.py:SIGN": "at most 300 characters of the user's own command line",
+    "evaluation/scoring.py:_name": "at most 300 characters of the user's own command line",
     "models/_reply.py:made_part": "base64 that was just made",
     "models/anthropic/encode.py:_source": "UTF-8 of a document that the caller gives",
-    "judging/debugger.py:Debugger.locals_of": "JSON that a process of this one just made, at most 64 KiB",
-    "judging/debugger.py:ForkedWalk._read": "JSON that a process of this one wrote into their shared memory",
-    "judging/debugger.py:LINE": "what a person typed; its first part ends at the next colon",
-    "judging/debugger.py:in_child": "at most 64 KiB of UTF-8 that a process of this one wrote",
-    "judging/debugger.py:is_harmless": "an expression that a person typed, and that is run as code next",
-    "judging/impact.py:GATE": "at most 100 characters of the user's own command line",
-    "judging/pinning.py:NAME": "at most 80 characters",
-    "judging/pinning.py:pin_name": "at most 80 characters, one run at a time",
-    "judging/prices.py:FAMILY": "at most 100 characters of a model's name",
-    "judging/viewing/page.py:PLACE": "the page of this package, not what goes into it",
-    "judging/viewing/page.py:_hash": "base64 that was just made",
-    "judging/viewing/page.py:page_of": "base64 that was just made",
-    "judging/viewing/payload.py:Texts._media": "base64 that was just made",
-    "acp/prompts.py:media_form": "bytes of a capped size that were just decoded",
-    "acp/prompts.py:_kept_blocks": "JSON of a capped size, in a folder that was made for its owner alone",
-    "acp/servers.py:_name_of": "at most 28 characters",
-    "acp/updates.py:_shown_result": "bytes of a capped size",
+    "debugging/debugger.py:Debugger.locals_of": "JSON that a process of this one just made, at most 64 KiB",
+    "debugging/debugger.py:ForkedWalk._read": "JSON that a process of this one wrote into their shared memory",
+    "debugging/debugger.py:LINE": "what a person typed; its first part ends at the next colon",
+    "debugging/debugger.py:in_child": "at most 64 KiB of UTF-8 that a process of this one wrote",
+    "debugging/debugger.py:is_harmless": "an expression that a person typed, and that is run as code next",
+    "evaluation/impact.py:GATE": "at most 100 characters of the user's own command line",
+    "evaluation/pinning.py:NAME": "at most 80 characters",
+    "evaluation/pinning.py:pin_name": "at most 80 characters, one run at a time",
+    "evaluation/prices.py:FAMILY": "at most 100 characters of a model's name",
+    "debugging/viewing/page.py:PLACE": "the page of this package, not what goes into it",
+    "debugging/viewing/page.py:_hash": "base64 that was just made",
+    "debugging/viewing/page.py:page_of": "base64 that was just made",
+    "debugging/viewing/payload.py:Texts._media": "base64 that was just made",
+    "adapters/acp/prompts.py:media_form": "bytes of a capped size that were just decoded",
+    "adapters/acp/prompts.py:_kept_blocks": "JSON of a capped size, in a folder that was made for its owner alone",
+    "adapters/acp/servers.py:_name_of": "at most 28 characters",
+    "adapters/acp/updates.py:_shown_result": "bytes of a capped size",
     "engine/packages.py:_ascii_host": "a host of at most 300 characters",
-    "acp/workplace.py:BorrowedFiles.content": "UTF-8 of at most 4 MiB of a file of the workspace",
-    "acp/workplace.py:BorrowedTerminals.output": "UTF-8 of at most 1 MiB that a command printed",
-    "acp/program.py:AgentProgram._check": "at most 64 bytes that a process of this one wrote",
-    "acp/program.py:AgentProgram._watch": "at most 64 bytes that a process of this one wrote",
-    "acp/program.py:AgentProgram.receive": "the first 200 bytes of a line, decoded for a message; the line itself is read by read_message",
-    "acp/program.py:AgentProgram.why_ended": "the last 8,192 bytes of what a program printed, decoded for a message",
-    "acp/kept.py:ID": "a name of a fixed length",
-    "acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
-    "mcp/names.py:ODD": "one character at a time",
-    "mcp/names.py:SERVER": "a name that the author wrote, of a fixed length",
+    "adapters/acp/workplace.py:BorrowedFiles.content": "UTF-8 of at most 4 MiB of a file of the workspace",
+    "adapters/acp/workplace.py:BorrowedTerminals.output": "UTF-8 of at most 1 MiB that a command printed",
+    "adapters/acp/program.py:AgentProgram._check": "at most 64 bytes that a process of this one wrote",
+    "adapters/acp/program.py:AgentProgram._watch": "at most 64 bytes that a process of this one wrote",
+    "adapters/acp/program.py:AgentProgram.receive": "the first 200 bytes of a line, decoded for a message; the line itself is read by read_message",
+    "adapters/acp/program.py:AgentProgram.why_ended": "the last 8,192 bytes of what a program printed, decoded for a message",
+    "adapters/acp/kept.py:ID": "a name of a fixed length",
+    "adapters/acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
+    "adapters/mcp/names.py:ODD": "one character at a time",
+    "adapters/mcp/names.py:SERVER": "a name that the author wrote, of a fixed length",
     "cli/screen/console.py:TypedLines._take_line": "what a person typed, in UTF-8",
     "cli/commands/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",
@@ -2032,7 +2063,7 @@ APART: dict[str, str] = {
     "testing/processes/forms.py:request_to_json": "base64 that was just made",
     "testing/processes/forms.py:response_to_json": "base64 that was just made",
     "testing/processes/frozen_values.py:TEMPORARY": "a command of the program that the user records",
-    "system/network.py:_audit": "a host that a test of the user's asks for",
+    "workspace/network.py:_audit": "a host that a test of the user's asks for",
     "pytest_plugin/places.py:UNFIT": "names of the user's tests",
     "testing/recordings.py:JournalFixture.write": "a line that this package just wrote",
     "testing/cassette.py:Matcher._body": "UTF-8 of a request of the user's tests",
@@ -2049,33 +2080,33 @@ APART: dict[str, str] = {
     "testing/cassette_files.py:UNPRINTABLE": "one character",
     "testing/cassette_files.py:_written_body": "UTF-8 of a body that is recorded",
     "testing/cassette_files.py:_indented": "a body that is recorded, capped as a reply; an error leaves it as it is",
-    "tooling/conversion.py:IMAGES": "the first bytes",
-    "tooling/definition.py:NAME": "at most 64 characters",
-    "tooling/signatures.py:HEADER": "docstrings of the author",
-    "tooling/conversion.py:_texts": "UTF-8 that was just made",
-    "system/connection.py:ProgramConnection._message": "UTF-8 of at most 2,000 bytes",
-    "system/whole_files.py:NAME": "names of the package's own temporary files",
-    "system/whole_files.py:umask": "the kernel's status of this process",
-    "system/worker.py:Worker.serve": "what this package sends",
-    "system/workspace.py:_split": "a command of the caller",
-    "system/writes.py:_content_form": "UTF-8 of at most 4 MiB",
-    "tooling/repair.py:_camel": "names in a tool's schema; two characters",
-    "tooling/schemas.py:OLD_DRAFTS": "matches a whole text of fixed length",
-    "tooling/schemas.py:PART_OF_PATTERN": "of each two or three characters, one by one",
-    "tooling/schemas.py:PROPERTY_NAME": "at most 64 characters",
-    "tools/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
-    "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
-    "tools/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
-    "tools/shell/process.py:CommandProcess.told": "at most 4,096 bytes as ASCII",
-    "tooling/conversion.py:_validated": "JSON that was just made, of a result that was capped",
-    "tooling/definition.py:decode_result": "`decode` of a tool",
-    "tools/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",
-    "tools/web/html_worker.py:_is_dropped": "in a process of its own, with limits of time and memory",
-    "tools/web/html_worker.py:main": "a line that this package wrote",
-    "tools/web/html_worker.py:readable": "in a process of its own, with limits of time and memory",
-    "tools/web/pages.py:_converted": "what the worker wrote, at most 2,000,000 characters of text",
-    "tools/web/searching.py:_json": "at most 2,000,000 bytes; too deep is an error that is caught",
-    "system/urls.py:_idna": "ASCII that was just made",
+    "tools/conversion.py:IMAGES": "the first bytes",
+    "tools/definition.py:NAME": "at most 64 characters",
+    "tools/signatures.py:HEADER": "docstrings of the author",
+    "tools/conversion.py:_texts": "UTF-8 that was just made",
+    "workspace/connection.py:ProgramConnection._message": "UTF-8 of at most 2,000 bytes",
+    "workspace/whole_files.py:NAME": "names of the package's own temporary files",
+    "workspace/whole_files.py:umask": "the kernel's status of this process",
+    "workspace/worker.py:Worker.serve": "what this package sends",
+    "workspace/workspace.py:_split": "a command of the caller",
+    "workspace/writes.py:_content_form": "UTF-8 of at most 4 MiB",
+    "tools/repair.py:_camel": "names in a tool's schema; two characters",
+    "tools/schemas.py:OLD_DRAFTS": "matches a whole text of fixed length",
+    "tools/schemas.py:PART_OF_PATTERN": "of each two or three characters, one by one",
+    "tools/schemas.py:PROPERTY_NAME": "at most 64 characters",
+    "tools/bundled/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
+    "tools/bundled/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
+    "tools/bundled/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
+    "tools/bundled/shell/process.py:CommandProcess.told": "at most 4,096 bytes as ASCII",
+    "tools/conversion.py:_validated": "JSON that was just made, of a result that was capped",
+    "tools/definition.py:decode_result": "`decode` of a tool",
+    "tools/bundled/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",
+    "tools/bundled/web/html_worker.py:_is_dropped": "in a process of its own, with limits of time and memory",
+    "tools/bundled/web/html_worker.py:main": "a line that this package wrote",
+    "tools/bundled/web/html_worker.py:readable": "in a process of its own, with limits of time and memory",
+    "tools/bundled/web/pages.py:_converted": "what the worker wrote, at most 2,000,000 characters of text",
+    "tools/bundled/web/searching.py:_json": "at most 2,000,000 bytes; too deep is an error that is caught",
+    "workspace/urls.py:_idna": "ASCII that was just made",
 }
 
 

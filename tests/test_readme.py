@@ -243,9 +243,9 @@ def test_the_table_of_yieldables_is_complete() -> None:
 
 
 def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> None:
-    from stepengine.tooling.spawning import BUILT_IN
-    from stepengine.tools import FileChangeHook, change_hook_tools, child_tools, shell_tools, sleep_tool
-    from stepengine.tools.bundled import uncalled_tools
+    from stepengine.tools.bundled import FileChangeHook, change_hook_tools, child_tools, shell_tools, sleep_tool
+    from stepengine.tools.bundled.bundled import uncalled_tools
+    from stepengine.tools.spawning import BUILT_IN
 
     table = BUNDLED.partition("| set | tools |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", table))

@@ -23,8 +23,8 @@ from stepengine.durable import steps as durable_steps
 from stepengine.engine import stepping
 from stepengine.journal import encoding, questions, records, show, watching
 from stepengine.machine import calls, protocol
-from stepengine.programs import prelude, rewriting, strangers
 from stepengine.runtime import effect_events, performing, standstill
+from stepengine.sandbox import prelude, rewriting, strangers
 from stepengine.testing import answering, faults, invariants, world
 
 PACKAGE = Path(stepengine.__file__).parent
@@ -124,15 +124,15 @@ OF_YIELDS = (
     ),
     Table("testing/answering.py STEPS or VALUES", {**answering.STEPS, **answering.VALUES}, class_yielded),
     Table(
-        "programs/prelude.py PRELUDE", re.findall(r"^(?:class )?(\w+)", prelude.PRELUDE, re.MULTILINE), name_in_sandbox
+        "sandbox/prelude.py PRELUDE", re.findall(r"^(?:class )?(\w+)", prelude.PRELUDE, re.MULTILINE), name_in_sandbox
     ),
     Table(
-        "programs/strangers.py _YieldReading",
+        "sandbox/strangers.py _YieldReading",
         [name[4:] for name in vars(strangers._YieldReading) if name.startswith("_of_")],
         lambda row: name_in_sandbox(row).lower(),
         ["step", "step_all"],
     ),
-    Table("programs/rewriting.py NOT_HERE", rewriting.NOT_HERE, lambda row: "" if row.for_sandbox else row.name),
+    Table("sandbox/rewriting.py NOT_HERE", rewriting.NOT_HERE, lambda row: "" if row.for_sandbox else row.name),
     Table(
         "README.md and docs/*.md, a table row",
         [name for page in PAGES for name in re.findall(r"^\| `(\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)],

@@ -16,13 +16,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {
     "ai-sdk": "tests/web/test_vercel_sdk.py::test_a_page_reads_every_run_and_complains_of_what_failed_only",
-    "bubblewrap": "tests/tools/test_shell_sandbox.py",
+    "bubblewrap": "tests/bundled_tools/test_shell_sandbox.py",
     "chromium": "tests/judging/test_view_in_a_browser.py",
-    "fastmcp": "tests/mcp/test_counterparts.py::test_the_version_of_fastmcp_that_is_named_as_supported_is_what_is_tried",
+    "fastmcp": "tests/adapters/mcp/test_counterparts.py::test_the_version_of_fastmcp_that_is_named_as_supported_is_what_is_tried",
     "llmock": "tests/faults/test_llmock.py",
-    "openapi-python-client": "tests/serving/test_openapi.py::test_a_generated_client_starts_watches_and_answers_a_run",
-    "mcp-npm": "tests/mcp/test_reference_servers.py",
-    "podman": "tests/tools/test_containers.py::test_what_keeps_no_snapshot_says_so[podman]",
+    "openapi-python-client": "tests/server/test_openapi.py::test_a_generated_client_starts_watches_and_answers_a_run",
+    "mcp-npm": "tests/adapters/mcp/test_reference_servers.py",
+    "podman": "tests/bundled_tools/test_containers.py::test_what_keeps_no_snapshot_says_so[podman]",
     "tmux": "tests/examples/test_from_codebuff.py::test_the_script_records_the_same_run_again[tmux_cli]",
 }
 """Tests that are skipped where a command is not on the path."""

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 from stepengine import AgentDefinition
-from stepengine.judging import Case, Criterion, Evaluation, JudgedRun, Verdict
+from stepengine.evaluation import Case, Criterion, Evaluation, JudgedRun, Verdict
 from stepengine.testing import text
 
 

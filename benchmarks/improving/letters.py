@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepengine import AgentDefinition
-from stepengine.judging import Case, Criterion, Evaluation, JudgedRun, Verdict
+from stepengine.evaluation import Case, Criterion, Evaluation, JudgedRun, Verdict
 from stepengine.testing import text
 
 RULES = {

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from stepengine import AgentDefinition, Complete, ModelSettings, StepContext, Steps, StepText
-from stepengine.judging import Case, Criterion, Evaluation, JudgedRun, Verdict
+from stepengine.evaluation import Case, Criterion, Evaluation, JudgedRun, Verdict
 from stepengine.testing import text
 
 WORDS = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu"]

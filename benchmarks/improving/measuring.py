@@ -23,10 +23,10 @@ from stepengine import Engine, Transcript, UserMessage
 from stepengine.cli.app import app
 from stepengine.engine.loading import AgentPlace
 from stepengine.errors import LimitExceeded
-from stepengine.judging.altering import AgentFile
-from stepengine.judging.buying import Buyer, ReplyBook
-from stepengine.judging.evaluation_files import load_evaluation
-from stepengine.judging.improving import Improvement, Trials, split_of
+from stepengine.evaluation.altering import AgentFile
+from stepengine.evaluation.buying import Buyer, ReplyBook
+from stepengine.evaluation.evaluation_files import load_evaluation
+from stepengine.evaluation.improving import Improvement, Trials, split_of
 from stepengine.models import ModelRequest, Models
 from stepengine.models.pricing import cost_of
 from stepengine.testing import ScriptedModel

@@ -19,7 +19,7 @@ from stepengine.cli.toolset import in_code_mode
 from stepengine.engine import load_agent
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import file_tools, search_tools, shell_tools
+from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 
 MODULES, RENAMED = 30, 10
 OLD, NEW = "def total(", "def subtotal("

@@ -33,7 +33,7 @@ def by_stepengine(way: str, url: str) -> Callable[[], Awaitable[str]]:
 
     tools: list[Any] = [tool(look_up)]
     if way == "program":
-        from stepengine.programs import code_mode
+        from stepengine.sandbox import code_mode
 
         tools = [code_mode(*tools)]
     agent = AgentDefinition("buyer", model="openai_chat/m", tools=tools, limits=Limits(max_steps=100))

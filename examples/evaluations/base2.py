@@ -8,7 +8,7 @@ models are two sides: ``--agent now=base2 --agent mine=./agents/mine.py``. ``bas
 import sys
 from hashlib import sha256
 
-from stepengine.judging import (
+from stepengine.evaluation import (
     Case,
     Criterion,
     Evaluation,

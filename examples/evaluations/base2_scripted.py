@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 
 from stepengine import load_agent
-from stepengine.judging import Evaluation
+from stepengine.evaluation import Evaluation
 from stepengine.models import ModelReply, ModelRequest
 from stepengine.testing import text, tool_call, tool_calls
 

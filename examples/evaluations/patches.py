@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepengine import AgentDefinition
-from stepengine.judging import Case, Evaluation, JudgedRun, Verdict
+from stepengine.evaluation import Case, Evaluation, JudgedRun, Verdict
 from stepengine.models import ModelReply, ModelRequest
 from stepengine.testing import text, tool_call
-from stepengine.tools import ToolRegistry, Workspace, shell_tools
+from stepengine.tools.bundled import ToolRegistry, Workspace, shell_tools
 
 TESTS = """\
 import unittest

@@ -20,7 +20,7 @@ from stepengine import AgentDefinition, Change, Engine, HookContext, Hooks, Limi
 from stepengine.journal import JournalLike
 from stepengine.models import ModelReply, ModelRequest
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import SearchHit, file_tools, task_tool, web_tools
+from stepengine.tools.bundled import SearchHit, file_tools, task_tool, web_tools
 
 FACTS = {"trains": "Trains emit 30 g per km.", "planes": "Planes emit 250 g per km.", "cars": "Cars emit 160 g per km."}
 REPORT = "# Travel\n\nTrains emit least [1], cars more [3], planes most [2].\n"

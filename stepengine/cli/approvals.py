@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.tools import ToolLike, ToolSpec
-from stepengine.tooling.spawning import with_carried
+from stepengine.tools.spawning import with_carried
 
 if TYPE_CHECKING:
     from stepengine.cli.options import Options

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
     from stepengine.runtime.prices import Pricing
-    from stepengine.system.workspace import Workspace
+    from stepengine.workspace.workspace import Workspace
 
 __all__ = (
     "Bench",
@@ -141,7 +141,7 @@ def bench_for(
     from stepengine.cli.toolset import ToolRequest, add_bundled, allowed_tools, allowed_workspace, tools_beside
     from stepengine.engine import Engine
     from stepengine.engine.packages import id_of
-    from stepengine.tools.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import uncalled_tools
 
     if not options.cwd.is_dir():
         msg = f"--cwd {str(options.cwd)!r} is not a folder"
@@ -199,7 +199,7 @@ def _place(options: Options) -> Workspace | None:
     """Return where the tools run that ``--workspace`` names; ``None`` for this machine."""
     if not options.workspace:
         return None
-    from stepengine.system.workspace import Workspace
+    from stepengine.workspace.workspace import Workspace
 
     try:
         return Workspace.named(options.workspace, options.cwd.resolve())
@@ -224,7 +224,7 @@ def _own_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
     # A run of `stepengine serve` was begun by a page, perhaps; no run of the other commands is.
     of_page = []
     if recorded is not None:
-        from stepengine.ag_ui.asked import take_page
+        from stepengine.adapters.ag_ui.asked import take_page
 
         of_page = had(take_page)
     return Hooks(pre_run=of_page, pre_step=had(summarize()), on_stop=had(require_finished_todos()))

@@ -35,7 +35,7 @@ def run_chaos(agent: str, prompt: str, chosen: ChaosOptions, options: Options) -
     from stepengine.engine import load_agent
     from stepengine.testing import SimulationFailed, simulate
     from stepengine.testing.faults import FAULTS
-    from stepengine.tools.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import uncalled_tools
 
     kinds = [kind.strip() for kind in chosen.faults.split(",") if kind.strip()]
     unknown = [kind for kind in kinds if kind not in FAULTS]

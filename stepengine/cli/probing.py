@@ -79,7 +79,7 @@ def _find_refusals(package: Package) -> Iterator[str]:
     """Give why an engine refuses the agents by the ids that others use."""
     from stepengine.cli.bench import family
     from stepengine.engine import Engine, load_agent
-    from stepengine.tools.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import uncalled_tools
 
     for named in [f"{package.publisher}/{agent_id}" for agent_id in package.agents]:
         try:

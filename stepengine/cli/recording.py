@@ -29,9 +29,9 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.redaction import ANY
-from stepengine.system.calls import OTHERS_BITS, OTHERS_WRITE_BITS
-from stepengine.system.installed import installed_version
-from stepengine.system.user_state import RUNS
+from stepengine.workspace.calls import OTHERS_BITS, OTHERS_WRITE_BITS
+from stepengine.workspace.installed import installed_version
+from stepengine.workspace.user_state import RUNS
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
@@ -82,7 +82,7 @@ class StateProblem(Exception):
 
 def runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder of recorded runs, whether there is one or not; ``None`` without a home."""
-    from stepengine.system.user_state import state_folder
+    from stepengine.workspace.user_state import state_folder
 
     state = state_folder(environ)
     return None if state is None else state / RUNS
@@ -600,7 +600,7 @@ def _complain(message: str) -> None:
 
 def _write(entry: RecordedRun) -> None:
     """Put the companion in its place, at once or not at all; only its owner can read it."""
-    from stepengine.system.atomic import replace_path
+    from stepengine.workspace.atomic import replace_path
 
     replace_path(entry.folder / f"{entry.stem}.json", json.dumps(entry.info).encode(), mode=0o600)
 

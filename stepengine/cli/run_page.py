@@ -21,10 +21,10 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
 
 if TYPE_CHECKING:
+    from stepengine.debugging.viewing.rendering import PageSource
     from stepengine.engine.stepping import Stepper
     from stepengine.journal import Journal
     from stepengine.journal.history import History
-    from stepengine.judging.viewing.rendering import PageSource
 
 __all__ = ("MAX_MB", "PageOptions", "make_page")
 
@@ -64,8 +64,8 @@ def make_page(options: Options, wanted: PageOptions) -> Exit:
 
 
 def _write_page(options: Options, wanted: PageOptions) -> Exit:
-    from stepengine.judging.viewing.rendering import rendered
-    from stepengine.system.calls import OWNER_FILE_MODE
+    from stepengine.debugging.viewing.rendering import rendered
+    from stepengine.workspace.calls import OWNER_FILE_MODE
 
     journals = [readable_journal(name) for name in (options.journal, wanted.other) if name]
     target = Path(wanted.output) if wanted.output else _beside(journals[0])
@@ -116,7 +116,7 @@ def _beside(journal: Journal) -> Path:
 
 def _source(options: Options, wanted: PageOptions) -> PageSource:
     """Return a run, with what goes through it where there is an agent; of a damaged journal with --force what is whole."""
-    from stepengine.judging.viewing.rendering import PageSource, stored, whole_part
+    from stepengine.debugging.viewing.rendering import PageSource, stored, whole_part
     from stepengine.testing.cassette_runs import CassetteJournal
 
     journal = readable_journal(options.journal)
@@ -158,7 +158,7 @@ def _steppers(
     from stepengine.cli.bench import bench_for, family
     from stepengine.engine import Engine
     from stepengine.engine.loading import agent_place
-    from stepengine.tools.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import uncalled_tools
 
     options = options.in_force()
     folders = options.settings.agent_folders
@@ -181,7 +181,7 @@ def _steppers(
 
 
 def _serve_page(options: Options, wanted: PageOptions) -> Exit:
-    from stepengine.judging.viewing.serving import FollowedJournal, server_of
+    from stepengine.debugging.viewing.serving import FollowedJournal, server_of
 
     journal = readable_journal(options.journal)
     following = FollowedJournal(journal, name_of(journal), wanted.title)

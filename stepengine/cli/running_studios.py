@@ -17,7 +17,7 @@ from typing import Any
 from stepengine.cli.recording import runs_folder
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import list_names
-from stepengine.system.atomic import replace_path
+from stepengine.workspace.atomic import replace_path
 
 __all__ = ("announced_studio", "links_of_studios")
 

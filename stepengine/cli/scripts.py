@@ -68,7 +68,7 @@ def script_of(file: str) -> Any:
         UsageProblem: when that cannot be read.
     """
     from stepengine.errors import DataError
-    from stepengine.judging.checks import member_of, value_of
+    from stepengine.evaluation.checks import member_of, value_of
     from stepengine.testing import ScriptedModel
 
     try:

@@ -18,13 +18,13 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.tools import ToolLike, ToolSpec, Yielding
 from stepengine.errors import DefinitionError, WorkspaceLost
-from stepengine.system.patterns import escape_pattern
+from stepengine.workspace.patterns import escape_pattern
 
 if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.permissions import Policy
-    from stepengine.system.workspace import Workspace
-    from stepengine.tooling.definition import Tool
+    from stepengine.tools.definition import Tool
+    from stepengine.workspace.workspace import Workspace
 
 __all__ = (
     "ToolRequest",
@@ -138,7 +138,7 @@ def add_bundled(own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike
 @cache
 def _specs() -> dict[str, ToolSpec]:
     """Return what the tools are called and say of themselves, which is the same below every root."""
-    from stepengine.tools.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import uncalled_tools
 
     return {tool.name: tool.spec for tool in uncalled_tools()}
 
@@ -179,7 +179,7 @@ def allowed_workspace(options: Options, request: ToolRequest) -> Workspace:
     Raises:
         UsageProblem: when a tool that an agent names needs an option that was not given.
     """
-    from stepengine.system.workspace import Workspace
+    from stepengine.workspace.workspace import Workspace
 
     options = request.with_approvals(options)
     request.check(options)
@@ -198,7 +198,7 @@ def allowed_tools(options: Options, request: ToolRequest, place: Workspace) -> l
     Raises:
         UsageProblem: when a tool that an agent names cannot work there.
     """
-    from stepengine.tools.bundled import rootless_tools, workspace_tools
+    from stepengine.tools.bundled.bundled import rootless_tools, workspace_tools
 
     root, tools = options.cwd.resolve(), rootless_tools(place.web)
     hidden = [*_kept_below(root), *[pattern for journal in request.journals for pattern in _files_of(journal, root)]]
@@ -280,8 +280,8 @@ def in_code_mode(agent: AgentDefinition) -> AgentDefinition:
     Raises:
         UsageProblem: when the agent has a handler, a tool of that name, or no tool that a program may call.
     """
-    from stepengine.programs import code_mode
-    from stepengine.tooling.definition import Tool
+    from stepengine.sandbox import code_mode
+    from stepengine.tools.definition import Tool
 
     problem = ""
     if agent.handle_steps is not None:

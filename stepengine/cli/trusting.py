@@ -102,7 +102,7 @@ def refuse_inside(what: str) -> None:
     Raises:
         UsageProblem: inside of such a command.
     """
-    from stepengine.system.environment import MARKER
+    from stepengine.workspace.environment import MARKER
 
     if os.environ.get(MARKER):
         msg = f"{what} is for people; here a tool of an agent runs it, and nothing was done. Do it in a terminal of your own"
@@ -217,7 +217,7 @@ def _content(folder: Path) -> str:
 
 def can_ask() -> bool:
     """Return whether a person is at the terminal and this is no command that a tool runs."""
-    from stepengine.system.environment import MARKER
+    from stepengine.workspace.environment import MARKER
 
     return sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get(MARKER)
 

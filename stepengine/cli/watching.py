@@ -26,9 +26,9 @@ from stepengine.errors import JournalError
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
+    from stepengine.debugging.edits import MomentView
     from stepengine.engine import Engine
     from stepengine.engine.stepping import Tape
-    from stepengine.judging.edits import MomentView
 
 __all__ = ("watch_place",)
 
@@ -47,8 +47,8 @@ def watch_place(options: Options, at: str, *, width: int, prints: bool) -> Exit:
         UsageProblem: where no process can be made, or the run has no such place.
         JournalError: when the journal cannot be used.
     """
+    from stepengine.debugging.debugger import can_fork
     from stepengine.engine.stepping import Tape
-    from stepengine.judging.debugger import can_fork
 
     _import_libraries(options)
     why = can_fork()
@@ -76,8 +76,8 @@ def _import_libraries(options: Options) -> None:
     """
     from stepengine.data.definition import AgentDefinition
     from stepengine.engine import Engine
-    from stepengine.tooling.decorator import tool
-    from stepengine.tools.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import uncalled_tools
+    from stepengine.tools.decorator import tool
 
     @tool
     def nothing(text: str) -> str:
@@ -107,7 +107,7 @@ class _Screen:
     """
 
     def __init__(self, options: Options, tape: Tape, at: str, *, width: int, prints: bool) -> None:
-        from stepengine.judging.edits import Watched
+        from stepengine.debugging.edits import Watched
 
         self._options = options
         self._tape = tape

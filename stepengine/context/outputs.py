@@ -20,9 +20,9 @@ from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessa
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.transcript import Transcript
-from stepengine.tooling.context import ToolContext
-from stepengine.tooling.decorator import tool
-from stepengine.tooling.definition import Tool
+from stepengine.tools.context import ToolContext
+from stepengine.tools.decorator import tool
+from stepengine.tools.definition import Tool
 
 __all__ = ("find_output", "output_cache")
 

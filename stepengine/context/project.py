@@ -55,7 +55,7 @@ def project_context(
         user: Take in what the user keeps for all projects: ``AGENTS.md`` and ``skills`` in
             ``$XDG_CONFIG_HOME/stepengine``, ``~/.agents/skills`` and ``~/.claude/skills``.
     """
-    from stepengine.system.repository import read_project
+    from stepengine.workspace.repository import read_project
 
     place = None if root is None else os.fspath(root)
     read = partial(read_project, place, instructions=instructions, skills=skills, facts=facts, user=user)

@@ -139,7 +139,7 @@ class ToolSource(Protocol):
     """
     Tools that are only known when a run begins, such as those of a server: an agent definition and an engine accept it.
 
-    ``stepengine.mcp.mcp_tools`` makes one. The engine closes what it opened. A source that several engines may have at a time
+    ``stepengine.adapters.mcp.mcp_tools`` makes one. The engine closes what it opened. A source that several engines may have at a time
     has a method ``for_engine()`` that returns what one of them has of it, and is asked for it by each.
     """
 

@@ -45,8 +45,8 @@ from stepengine.journal.forks import branch
 from stepengine.redaction import redactor_for
 from stepengine.runtime.mail import Message
 from stepengine.runtime.rates import RateLimits, RateLimitsLike
-from stepengine.system.after_fork import leave, renewed
-from stepengine.tooling.definition import Tool
+from stepengine.tools.definition import Tool
+from stepengine.workspace.after_fork import leave, renewed
 
 __all__ = ("DurableEngine", "DurableHandle")
 

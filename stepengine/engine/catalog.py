@@ -36,15 +36,15 @@ from stepengine.errors import AgentError, DataError, DefinitionError
 from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.runtime.logs import log_once
-from stepengine.tooling.control import set_output_binding
-from stepengine.tooling.definition import Tool
-from stepengine.tooling.makers import MAKERS, WORKSPACE_TOOLS, line_for
-from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema, with_carried
+from stepengine.tools.control import set_output_binding
+from stepengine.tools.definition import Tool
+from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, line_for
+from stepengine.tools.spawning import BUILT_IN, carried_by, direct_tool, params_schema, with_carried
 
 if TYPE_CHECKING:
     from stepengine.journal import SigningKey
     from stepengine.permissions import Policy, PolicyFile
-    from stepengine.system.workspace import Workspace
+    from stepengine.workspace.workspace import Workspace
 
 __all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note", "remove_notes")
 
@@ -816,7 +816,7 @@ def _no_tools(
     all_known = [*known, *MAKERS, *WORKSPACE_TOOLS]
     parts = [f"which the engine was not given; available are: {list_names(sorted(known), names[0])}"]
     if of_workspace:
-        line = f"{workspace.remedy(of_workspace)}, with `from stepengine.tools import Workspace`"
+        line = f"{workspace.remedy(of_workspace)}, with `from stepengine.tools.bundled import Workspace`"
         parts.append(f"{_all_of(of_workspace)} with stepengine: give the engine {line}")
     if bundled:
         parts.append(f"{_all_of(bundled)} with stepengine: give the engine {line_for(bundled)}")

@@ -17,8 +17,8 @@ from stepengine.runtime.clock import Clock
 from stepengine.runtime.hub import ObserverLike, Watcher
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
-from stepengine.system.workspace import Workspace
-from stepengine.tooling.context import ResourceMap
+from stepengine.tools.context import ResourceMap
+from stepengine.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from stepengine.engine.session_turns import EngineSessions

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from stepengine.runtime.rates import RateLimitsLike
     from stepengine.runtime.retry import RetryPolicy
     from stepengine.runtime.tree import RunTree
-    from stepengine.system.workspace import Workspace
-    from stepengine.tooling.context import ResourceMap
+    from stepengine.tools.context import ResourceMap
+    from stepengine.workspace.workspace import Workspace
 
 __all__ = ("Engine",)
 
@@ -159,9 +159,9 @@ class Engine:
         from stepengine.runtime.logs import LOGGER
         from stepengine.runtime.retry import RetryPolicy
         from stepengine.runtime.services import Services, ToolSetting
-        from stepengine.system.threads import ThreadPool
-        from stepengine.system.workspace import Workspace
-        from stepengine.tooling.context import ResourceMap
+        from stepengine.tools.context import ResourceMap
+        from stepengine.workspace.threads import ThreadPool
+        from stepengine.workspace.workspace import Workspace
 
         check_engine(arguments)
         GIVEN.learn(os.environ)

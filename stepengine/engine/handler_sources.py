@@ -33,7 +33,7 @@ from stepengine.helpers import best_of, call, map_agents, retry
 from stepengine.machine.batch import RUN_FREELY
 from stepengine.machine.protocol import rows_for
 from stepengine.machine.spawning import matching_id
-from stepengine.tooling.definition import Tool
+from stepengine.tools.definition import Tool
 
 __all__ = ("Names", "SourceWarning", "check_agent_sources", "check_hook_sources")
 

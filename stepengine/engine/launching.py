@@ -49,7 +49,7 @@ from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import WATCHED, Hub, Watcher
 from stepengine.runtime.services import Services
 from stepengine.runtime.tree import RunTree
-from stepengine.system.after_fork import leave, renewed
+from stepengine.workspace.after_fork import leave, renewed
 
 if TYPE_CHECKING:
     from stepengine.engine.session_turns import EngineSessions

@@ -18,8 +18,8 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from stepengine.errors import StepEngineError
-from stepengine.system.after_fork import Lock, leave, renewed
-from stepengine.system.threads import ThreadPool
+from stepengine.workspace.after_fork import Lock, leave, renewed
+from stepengine.workspace.threads import ThreadPool
 
 __all__ = ("LoopThread", "give_back")
 

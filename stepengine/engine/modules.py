@@ -51,6 +51,6 @@ def load_sandboxed(file: Path) -> tuple[AgentDefinition, ...]:
     Raises:
         DefinitionError: naming file and line, for code that cannot run there, and when the extra ``programs`` is not installed.
     """
-    from stepengine.programs.strangers import load_file
+    from stepengine.sandbox.strangers import load_file
 
     return load_file(file)

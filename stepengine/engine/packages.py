@@ -29,8 +29,8 @@ from stepengine.engine import trust
 from stepengine.engine.modules import agents_of, load_sandboxed
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import raised_at
-from stepengine.tooling.makers import CATEGORIES
-from stepengine.tooling.spawning import BUILT_IN, carried_by, with_carried
+from stepengine.tools.makers import CATEGORIES
+from stepengine.tools.spawning import BUILT_IN, carried_by, with_carried
 
 if TYPE_CHECKING:
     from importlib import metadata

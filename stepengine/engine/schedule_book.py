@@ -19,7 +19,7 @@ from attrs import frozen
 from stepengine.errors import JournalError
 from stepengine.journal.finding import database_of
 from stepengine.journal.sqlite import BUSY_SECONDS, made_database
-from stepengine.system.write_ahead import Database, reason
+from stepengine.workspace.write_ahead import Database, reason
 
 if TYPE_CHECKING:
     import sqlite3

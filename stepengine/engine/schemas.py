@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
-from stepengine.tooling.arguments import without_titles
-from stepengine.tooling.repair import repairer
-from stepengine.tooling.schemas import JsonSchema
-from stepengine.tooling.spawning import params_schema
+from stepengine.tools.arguments import without_titles
+from stepengine.tools.repair import repairer
+from stepengine.tools.schemas import JsonSchema
+from stepengine.tools.spawning import params_schema
 
 __all__ = ("Compiled", "Params", "compile_schemas")
 

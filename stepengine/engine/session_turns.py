@@ -44,7 +44,7 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.services import MachineMaker, Services
 from stepengine.sessions import Session, SessionInfo, TurnStore
 from stepengine.sessions.around import AnyStore, left
-from stepengine.system.after_fork import Lock, renewed, renews
+from stepengine.workspace.after_fork import Lock, renewed, renews
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, JournalLike

@@ -66,7 +66,7 @@ from stepengine.machine.run import Machine
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import Item, child_path, computed
-from stepengine.tooling.context import Belongings
+from stepengine.tools.context import Belongings
 
 if TYPE_CHECKING:
     from stepengine.engine.launching import Launcher

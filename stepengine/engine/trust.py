@@ -23,7 +23,7 @@ from attrs import frozen
 
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import log_once
-from stepengine.system.user_state import is_private, state_folder
+from stepengine.workspace.user_state import is_private, state_folder
 
 __all__ = (
     "GATE",
@@ -222,7 +222,7 @@ def trust(folder: Path) -> Path:
     Raises:
         DefinitionError: when there is no such folder, or nowhere to keep that outside of it.
     """
-    from stepengine.system.atomic import make_folder, replace_path
+    from stepengine.workspace.atomic import make_folder, replace_path
 
     if not folder.is_dir():
         msg = f"there is no folder {str(folder)!r}; the folder that holds './agents' would be fine"
@@ -273,7 +273,7 @@ def _records(real: Path) -> Path | None:
 
 
 def _why_not(real: Path) -> str:
-    from stepengine.system.skills import project_top
+    from stepengine.workspace.skills import project_top
 
     state = state_folder()
     if state is None:
@@ -312,7 +312,7 @@ def agree(wishes: Wishes) -> None:
     Raises:
         DefinitionError: when there is nowhere to keep that.
     """
-    from stepengine.system.atomic import make_folder, replace_path
+    from stepengine.workspace.atomic import make_folder, replace_path
 
     place = _agreements()
     if place is None:

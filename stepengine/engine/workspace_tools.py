@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from stepengine.errors import DefinitionError
-from stepengine.tooling.makers import WORKSPACE_TOOLS
+from stepengine.tools.makers import WORKSPACE_TOOLS
 
 if TYPE_CHECKING:
     from stepengine.data.tools import ToolLike
-    from stepengine.system.workspace import Workspace
-    from stepengine.tooling.definition import Tool
+    from stepengine.tools.definition import Tool
+    from stepengine.workspace.workspace import Workspace
 
 __all__ = ("WorkspaceTools",)
 
@@ -50,7 +50,7 @@ class WorkspaceTools:
         place, wanted = self._workspace, {name for name in names if name in WORKSPACE_TOOLS}
         if place is None or not wanted:
             return {}
-        from stepengine.tools.bundled import rootless_tools, workspace_tools
+        from stepengine.tools.bundled.bundled import rootless_tools, workspace_tools
 
         # Built for the first agent that names one. An engine may have a workspace only for tools of its own, and that may be a place
         # where no bundled tool can work.

@@ -33,7 +33,7 @@ def call(tool: Any, /, *args: Any, **kwargs: Any) -> Generator[Yieldable, StepRe
 
     ``call(tool, *args, **kwargs)`` takes a decorated tool and the arguments of its function; the result has the type of
     the function's return annotation, read back from JSON, live and on replay alike. ``call(read_files, ["a.py"])`` does the
-    same with the names of bundled tools, which ``stepengine.tools`` has; the agent's tool of that name is run.
+    same with the names of bundled tools, which ``stepengine.tools.bundled`` has; the agent's tool of that name is run.
     ``call("name", type, **input)`` takes any tool by name and checks that the result is of *type*.
 
     Raises:

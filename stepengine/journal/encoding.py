@@ -60,7 +60,7 @@ from stepengine.journal.records import (
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import Item
-from stepengine.system.writes import FileWrite
+from stepengine.workspace.writes import FileWrite
 
 __all__ = (
     "Encoder",

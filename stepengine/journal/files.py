@@ -35,9 +35,9 @@ from stepengine.journal.places import (
 from stepengine.journal.reading import Reading, first_of, read_file
 from stepengine.journal.records import Head, Record
 from stepengine.journal.store import Journal, LineWriter, Writer
-from stepengine.system.atomic import replace_path, sync_folder
-from stepengine.system.calls import OWNER_FILE_MODE
-from stepengine.system.open_files import said
+from stepengine.workspace.atomic import replace_path, sync_folder
+from stepengine.workspace.calls import OWNER_FILE_MODE
+from stepengine.workspace.open_files import said
 
 __all__ = ("FileJournal", "Sync")
 

@@ -21,9 +21,9 @@ from typing import Any, ClassVar
 
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal.places import REOPENED, close_locked, opened_for_writing
-from stepengine.system import after_fork
-from stepengine.system.after_fork import Lock, renews, rests
-from stepengine.system.open_files import most_open_files, too_many_files
+from stepengine.workspace import after_fork
+from stepengine.workspace.after_fork import Lock, renews, rests
+from stepengine.workspace.open_files import most_open_files, too_many_files
 
 __all__ = ("HeldFile", "opened_with_room")
 

@@ -69,8 +69,8 @@ from stepengine.journal.records import (
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import child_path
-from stepengine.system.installed import installed_version
-from stepengine.system.writes import FileWrite
+from stepengine.workspace.installed import installed_version
+from stepengine.workspace.writes import FileWrite
 
 __all__ = (
     "STABLE_CREATED",

@@ -56,7 +56,7 @@ from stepengine.runtime.mail import Message, answer_in
 from stepengine.runtime.performer import Item, Middleware, Performer, is_repeatable
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.services import ChildPlanner, Level, MachineMaker, ModelRegistry, Services
-from stepengine.system.writes import FileWrite
+from stepengine.workspace.writes import FileWrite
 
 if TYPE_CHECKING:
     from decimal import Decimal

@@ -52,10 +52,10 @@ from stepengine.journal.places import (
 from stepengine.journal.reading import members_of
 from stepengine.journal.records import UNREADABLE, Head, check_place, checksum_if_right, to_line, to_text
 from stepengine.redaction import Redactor
-from stepengine.system.after_fork import Lock
-from stepengine.system.atomic import sync_folder
-from stepengine.system.calls import OTHERS_WRITE_BITS, OWNER_FILE_MODE
-from stepengine.system.open_files import said
+from stepengine.workspace.after_fork import Lock
+from stepengine.workspace.atomic import sync_folder
+from stepengine.workspace.calls import OTHERS_WRITE_BITS, OWNER_FILE_MODE
+from stepengine.workspace.open_files import said
 
 __all__ = (
     "MAIL",

@@ -21,10 +21,10 @@ from typing import ClassVar
 
 from stepengine.data.alike import MAX_SUGGESTIONS, find_nearest
 from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
-from stepengine.system.after_fork import Lock, renews
-from stepengine.system.atomic import make_folder
-from stepengine.system.calls import OTHERS_BITS, OWNER_FILE_MODE, OWNER_FOLDER_MODE
-from stepengine.system.open_files import said
+from stepengine.workspace.after_fork import Lock, renews
+from stepengine.workspace.atomic import make_folder
+from stepengine.workspace.calls import OTHERS_BITS, OWNER_FILE_MODE, OWNER_FOLDER_MODE
+from stepengine.workspace.open_files import said
 
 __all__ = (
     "CAREFULLY",

@@ -18,9 +18,9 @@ from stepengine.errors import JournalError
 from stepengine.journal.files import FileJournal
 from stepengine.journal.places import NO_LINK
 from stepengine.journal.store import Journal, MemoryJournal
-from stepengine.system.atomic import make_folder, replace_path
-from stepengine.system.calls import OWNER_FILE_MODE
-from stepengine.system.user_state import RUNS, is_private, state_folder
+from stepengine.workspace.atomic import make_folder, replace_path
+from stepengine.workspace.calls import OWNER_FILE_MODE
+from stepengine.workspace.user_state import RUNS, is_private, state_folder
 
 __all__ = ("has_known_permissions", "is_in_state_folder", "is_own", "record_own", "record_reviewed")
 

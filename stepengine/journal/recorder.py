@@ -56,7 +56,7 @@ from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.deferred_calls import defers, is_deferred
 from stepengine.runtime.failfast import given_up
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
-from stepengine.system.writes import FileWrite
+from stepengine.workspace.writes import FileWrite
 
 if TYPE_CHECKING:
     from stepengine.journal.replayer import RecordedPart, Replayer

@@ -25,8 +25,8 @@ from attrs import frozen
 from stepengine.errors import JournalError
 from stepengine.journal.records import SIGNED, TAIL_BYTES, Input, Intent, Record, Result, to_text
 from stepengine.redaction import GIVEN
-from stepengine.system.calls import OTHERS_BITS
-from stepengine.system.open_files import said
+from stepengine.workspace.calls import OTHERS_BITS
+from stepengine.workspace.open_files import said
 
 __all__ = (
     "Chain",

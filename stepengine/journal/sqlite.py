@@ -39,8 +39,8 @@ from stepengine.journal.reading import first_of, read_lines
 from stepengine.journal.records import Head, Record
 from stepengine.journal.sqlite_mailbox import SqliteMailbox, forget_letters
 from stepengine.journal.store import Journal, LineWriter, Writer
-from stepengine.system.atomic import sync_folder
-from stepengine.system.write_ahead import Database, reason
+from stepengine.workspace.atomic import sync_folder
+from stepengine.workspace.write_ahead import Database, reason
 
 if TYPE_CHECKING:
     import sqlite3
@@ -532,7 +532,7 @@ def _to_read(path: Path) -> Iterator[sqlite3.Connection]:
     """Give a connection to a database that exists; nothing is changed by opening it."""
     import sqlite3
 
-    from stepengine.system.guarded_database import bounded, open_guarded
+    from stepengine.workspace.guarded_database import bounded, open_guarded
 
     try:
         # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
@@ -576,7 +576,7 @@ def _check_same(path: Path, status: os.stat_result) -> None:
 
 def _has_table(database: sqlite3.Connection) -> bool:
     """Return whether the file got its table: whoever made it may have been killed before."""
-    from stepengine.system.guarded_database import has_table
+    from stepengine.workspace.guarded_database import has_table
 
     return has_table(database, SCHEMA)
 

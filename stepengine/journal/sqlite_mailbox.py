@@ -25,7 +25,7 @@ from stepengine.journal.mailbox import (
     StoredLetter,
 )
 from stepengine.journal.places import check_place
-from stepengine.system.write_ahead import Database, reason
+from stepengine.workspace.write_ahead import Database, reason
 
 if TYPE_CHECKING:
     import sqlite3
@@ -165,7 +165,7 @@ def forget_letters(database: sqlite3.Connection, run: str) -> None:
 
 def _has_letters(database: sqlite3.Connection) -> bool:
     """Return whether anybody has posted to a run of the file."""
-    from stepengine.system.guarded_database import has_table
+    from stepengine.workspace.guarded_database import has_table
 
     return has_table(database, TABLE)
 

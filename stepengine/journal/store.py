@@ -45,8 +45,8 @@ from stepengine.journal.places import RESERVE_BYTES, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
-from stepengine.system.after_fork import Lock, renewed, renews
-from stepengine.system.threads import ThreadPool
+from stepengine.workspace.after_fork import Lock, renewed, renews
+from stepengine.workspace.threads import ThreadPool
 
 if TYPE_CHECKING:
     from stepengine.journal.signing import Chain, SigningKey

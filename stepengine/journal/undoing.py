@@ -28,14 +28,14 @@ from stepengine.journal.provenance import is_own
 from stepengine.journal.records import Address, Intent, Result, shown_address
 from stepengine.journal.replayer import Cut, place_of
 from stepengine.journal.store import Journal
-from stepengine.system import calls
-from stepengine.system.atomic import lock_for, replace_file, target_info
-from stepengine.system.calls import FILE, Fd
-from stepengine.system.path_policy import PathPolicy
-from stepengine.system.root import Missing, OpenedFolder, Root
-from stepengine.system.text import read_capped
-from stepengine.system.workspace import Workspace
-from stepengine.system.writes import LARGE, FileWrite, OldFile, hash_of
+from stepengine.workspace import calls
+from stepengine.workspace.atomic import lock_for, replace_file, target_info
+from stepengine.workspace.calls import FILE, Fd
+from stepengine.workspace.path_policy import PathPolicy
+from stepengine.workspace.root import Missing, OpenedFolder, Root
+from stepengine.workspace.text import read_capped
+from stepengine.workspace.workspace import Workspace
+from stepengine.workspace.writes import LARGE, FileWrite, OldFile, hash_of
 
 __all__ = ("Roots", "Undone", "undo", "undo_writes")
 

@@ -15,7 +15,7 @@ from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History
 from stepengine.journal.reading import read_lines
 from stepengine.journal.signing import BLOB_BEGIN, MAX_KEY_BYTES, fingerprint_of
-from stepengine.system.open_files import said
+from stepengine.workspace.open_files import said
 
 __all__ = ("Verified", "public_keys", "verify")
 

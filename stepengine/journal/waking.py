@@ -26,8 +26,8 @@ from stepengine.journal.finding import database_of
 from stepengine.journal.mailbox import LetterKind
 from stepengine.journal.records import UNREADABLE
 from stepengine.journal.sqlite import BESIDE, BUSY_SECONDS, made_database
-from stepengine.system.after_fork import Lock
-from stepengine.system.write_ahead import Database, reason
+from stepengine.workspace.after_fork import Lock
+from stepengine.workspace.write_ahead import Database, reason
 
 if TYPE_CHECKING:
     import sqlite3

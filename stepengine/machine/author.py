@@ -79,7 +79,7 @@ def _parked_places(steps: object) -> Iterator[tuple[str, int]]:
 
 def _inside(frame: FrameType) -> Iterator[tuple[str, int]]:
     """Give the place in a file whose code runs elsewhere, on behalf of a frame of this package: it has no frames here."""
-    if frame.f_globals.get("__package__") == "stepengine.programs":
+    if frame.f_globals.get("__package__") == "stepengine.sandbox":
         found = [value for value in frame.f_locals.values() if isinstance(value, RunsProgram) and value.file]
         yield from [(value.file, value.line) for value in found]
 

@@ -60,7 +60,7 @@ from stepengine.models.keys import (
     usable_variables,
 )
 from stepengine.redaction import GIVEN
-from stepengine.system.after_fork import leave, renewed
+from stepengine.workspace.after_fork import leave, renewed
 
 __all__ = ("NO_KEY", "HttpProvider", "RequestBody", "warn_once")
 

@@ -26,7 +26,7 @@ from stepengine.data.json import canonical
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
-from stepengine.system.after_fork import leave, renewed
+from stepengine.workspace.after_fork import leave, renewed
 
 __all__ = ("Batched",)
 

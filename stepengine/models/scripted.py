@@ -42,7 +42,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError
 from stepengine.models._json import call_part
 from stepengine.models.base import Provider, deltas_of
-from stepengine.system.after_fork import Lock
+from stepengine.workspace.after_fork import Lock
 
 __all__ = ("Failing", "RunScript", "Script", "ScriptedModel", "failure", "text", "thinking", "tool_call", "tool_calls")
 __tracebackhide__ = True  # a failed test ends at its author's line

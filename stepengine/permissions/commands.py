@@ -1,5 +1,5 @@
 """
-What a rule about commands compares: argument lists word by word, never the text of a shell (``stepengine.system.argv``).
+What a rule about commands compares: argument lists word by word, never the text of a shell (``stepengine.workspace.argv``).
 
 Allowing errs on the narrow side and denying on the wide one. An allow needs the program by the very name that the rule
 gives, so a ``./git`` of the working folder is not ``git``. A deny also finds the program under a path, in another case,
@@ -19,11 +19,11 @@ from attrs import frozen
 
 from stepengine.data.messages import strings
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.system import calls
-from stepengine.system.argv import Argv, Script
-from stepengine.system.path_rules import SECRETS, PathRules
-from stepengine.system.patterns import expanded
-from stepengine.system.root import Missing, OpenedFolder, Root
+from stepengine.workspace import calls
+from stepengine.workspace.argv import Argv, Script
+from stepengine.workspace.path_rules import SECRETS, PathRules
+from stepengine.workspace.patterns import expanded
+from stepengine.workspace.root import Missing, OpenedFolder, Root
 
 __all__ = ("CONFINED", "READ_ONLY", "CommandForm", "confined", "denies", "permits")
 

@@ -45,10 +45,10 @@ from stepengine.permissions.rules import (
     When,
     lowered,
 )
-from stepengine.system.atomic import replace_path
-from stepengine.system.command_guard import CommandGuard
-from stepengine.system.guard import CallGuard, FileGuard
-from stepengine.system.path_rules import INSTRUCTING, PathRules, possible_paths
+from stepengine.workspace.atomic import replace_path
+from stepengine.workspace.command_guard import CommandGuard
+from stepengine.workspace.guard import CallGuard, FileGuard
+from stepengine.workspace.path_rules import INSTRUCTING, PathRules, possible_paths
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
 """What holds where no rule of a ``Policy`` matches; the policy says what each means."""

@@ -24,10 +24,10 @@ from stepengine.data.messages import strings
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.commands import CommandForm, denies, permits, says_what_runs
-from stepengine.system.argv import Argv, Script, parse_command
-from stepengine.system.path_rules import folded, is_file_address, possible_paths
-from stepengine.system.patterns import GlobPattern, escape_brackets, find_pattern_problem
-from stepengine.system.urls import parse_url
+from stepengine.workspace.argv import Argv, Script, parse_command
+from stepengine.workspace.path_rules import folded, is_file_address, possible_paths
+from stepengine.workspace.patterns import GlobPattern, escape_brackets, find_pattern_problem
+from stepengine.workspace.urls import parse_url
 
 Effect: TypeAlias = Literal["allow", "deny", "ask"]
 COMMANDS = ("command", "argv")

@@ -51,9 +51,9 @@ from stepengine.pytest_plugin.telling import (
 )
 
 if TYPE_CHECKING:
-    from stepengine.system.network import NetworkBlocked
     from stepengine.testing.engines import EngineFactory
     from stepengine.testing.recordings import CassetteFixture, JournalFixture
+    from stepengine.workspace.network import NetworkBlocked
 
 __all__ = ("events_snapshot", "request_snapshot", "run_snapshot")
 
@@ -214,7 +214,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
             replays = mode_of(item) == "none" and not is_live(item)
         except pytest.UsageError:  # it is told where the test runs
             replays = False
-    from stepengine.system.network import blocked
+    from stepengine.workspace.network import blocked
 
     every = item.config.getoption("--stepengine-network") == "all" and replays
     with with_placeholders(item, replays=mine and replays), blocked(_allowed_hosts(item) if every else None) as refused:
@@ -229,7 +229,7 @@ def _allowed_hosts(item: pytest.Item) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a live test, unless live calls are allowed; check the mark of a test that uses no fixture."""
-    leftovers = sys.modules.get("stepengine.tooling.leftovers")
+    leftovers = sys.modules.get("stepengine.tools.leftovers")
     if leftovers is not None:  # a test that has imported no tool has none to look after
         leftovers.Checks.inline = True
     if uses(item) and is_live(item) and not item.config.getoption("--stepengine-allow-live"):
@@ -244,7 +244,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         result = yield
         _raise_first(everywhere)
         return result
-    from stepengine.system.network import blocked
+    from stepengine.workspace.network import blocked
 
     recordings = item.stash.get(RECORDINGS, [])
     told = item.stash[TOLD] = RecordingReport()
@@ -303,7 +303,7 @@ def _raise_first(refused: Sequence[NetworkBlocked]) -> None:
 
 def _tell(item: pytest.Item, recordings: Sequence[Any], error: BaseException) -> None:
     """Say how to record again, and show misses and divergences that the test's own failure hides."""
-    from stepengine.system.network import NetworkBlocked
+    from stepengine.workspace.network import NetworkBlocked
 
     explain(item, error, replays=all(recording.replaying for recording in recordings))
     misses = [miss for recording in recordings for miss in recording.misses]

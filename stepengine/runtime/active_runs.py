@@ -12,7 +12,7 @@ from stepengine.errors import AgentError
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.performer import Item
 from stepengine.runtime.run_protocol import Run
-from stepengine.tooling.context import Belongings
+from stepengine.tools.context import Belongings
 
 __all__ = ("ActiveRuns", "RunBelongings", "TreeLoop")
 

@@ -34,8 +34,8 @@ from stepengine.data.tools import Ordinary
 from stepengine.errors import AnswerRejected, LimitExceeded, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import Item
-from stepengine.system.threads import ThreadPool
-from stepengine.tooling.definition import ToolPreview
+from stepengine.tools.definition import ToolPreview
+from stepengine.workspace.threads import ThreadPool
 
 __all__ = ("OpenQuestions", "Remembered", "shown_questions")
 

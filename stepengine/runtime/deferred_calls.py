@@ -11,7 +11,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.tools import Ordinary, ToolBinding
 from stepengine.errors import ToolError
 from stepengine.runtime.performer import Item
-from stepengine.tooling.conversion import as_result
+from stepengine.tools.conversion import as_result
 
 __all__ = ("Deferred", "defers", "is_deferred")
 

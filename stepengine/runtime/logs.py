@@ -20,7 +20,7 @@ import attrs
 from stepengine.data.events import Event, ModelStarted, RunFinished, StepStarted, ToolFinished, ToolStarted
 from stepengine.data.state import AgentState, RunResult
 from stepengine.redaction import KNOWN
-from stepengine.system.calls import OWNER_FILE_MODE
+from stepengine.workspace.calls import OWNER_FILE_MODE
 
 __all__ = ("LOGGER", "EventFile", "LineLogger", "LogObserver", "log_once", "write")
 

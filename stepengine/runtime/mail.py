@@ -20,7 +20,7 @@ from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.waiting import Received
 from stepengine.errors import StepEngineError
 from stepengine.runtime.performer import Item
-from stepengine.tooling.schemas import JsonSchema
+from stepengine.tools.schemas import JsonSchema
 
 __all__ = ("Mail", "Message", "MessageKind", "PostBox", "answer_in", "message_in", "misfit_of", "result_message")
 

@@ -83,9 +83,9 @@ from stepengine.runtime.retry import Retries, known_usage
 from stepengine.runtime.services import ModelProvider
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.runtime.standstill import waits_of
-from stepengine.system.guard import GUARD, PROJECT_RULES, CallGuard
-from stepengine.system.workspace import WORKSPACE, Workspace
-from stepengine.tooling.context import ToolContext
+from stepengine.tools.context import ToolContext
+from stepengine.workspace.guard import GUARD, PROJECT_RULES, CallGuard
+from stepengine.workspace.workspace import WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from stepengine.data.questions import Interactor

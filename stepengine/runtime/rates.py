@@ -26,7 +26,7 @@ from stepengine.models.routing import Fallback, route_of
 from stepengine.runtime.clock import Clock
 from stepengine.runtime.retry import known_usage
 from stepengine.runtime.sizes import expected_tokens
-from stepengine.system.after_fork import Lock, renewed
+from stepengine.workspace.after_fork import Lock, renewed
 
 __all__ = (
     "Limiter",

@@ -22,14 +22,14 @@ from stepengine.runtime.performer import Item, Middleware
 from stepengine.runtime.prices import Pricing
 from stepengine.runtime.rates import Rates
 from stepengine.runtime.retry import RetryPolicy
-from stepengine.system.guard import CallGuard
-from stepengine.system.threads import ThreadPool
-from stepengine.system.workspace import Workspace
-from stepengine.tooling.context import ResourceMap
+from stepengine.tools.context import ResourceMap
+from stepengine.workspace.guard import CallGuard
+from stepengine.workspace.threads import ThreadPool
+from stepengine.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from stepengine.permissions import Request
-    from stepengine.system.writes import FileWrite
+    from stepengine.workspace.writes import FileWrite
 
 __all__ = ("ChildPlanner", "Level", "MachineMaker", "ModelProvider", "ModelRegistry", "Services", "ToolSetting")
 

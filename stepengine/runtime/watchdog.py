@@ -21,7 +21,7 @@ from stepengine.data.events import Warned
 from stepengine.data.functions import PACKAGE, innermost_own
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performing import Innermost
-from stepengine.system.after_fork import Lock, renews
+from stepengine.workspace.after_fork import Lock, renews
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree_protocols import Tree

@@ -31,11 +31,11 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
 from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
-from stepengine.system.after_fork import Lock
-from stepengine.system.atomic import make_folder, replace_path
-from stepengine.system.calls import OWNER_FILE_MODE, OWNER_FOLDER_MODE
-from stepengine.system.open_files import said
-from stepengine.system.write_ahead import Database, reason
+from stepengine.workspace.after_fork import Lock
+from stepengine.workspace.atomic import make_folder, replace_path
+from stepengine.workspace.calls import OWNER_FILE_MODE, OWNER_FOLDER_MODE
+from stepengine.workspace.open_files import said
+from stepengine.workspace.write_ahead import Database, reason
 
 if TYPE_CHECKING:
     import sqlite3

@@ -26,8 +26,6 @@ from stepengine.data.alike import list_names
 from stepengine.data.json import ABSENT, JsonDifference, differences, parting
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor
-from stepengine.system.after_fork import Lock
-from stepengine.system.atomic import replace_path
 from stepengine.testing.cassette_files import (
     Interaction,
     RecordedRequest,
@@ -37,6 +35,8 @@ from stepengine.testing.cassette_files import (
     parse_cassette,
 )
 from stepengine.testing.cleaning import KEPT_REQUEST_HEADERS, SHAPES, Cleaner, SecretFound, clean_url, known_secrets
+from stepengine.workspace.after_fork import Lock
+from stepengine.workspace.atomic import replace_path
 
 __all__ = (
     "Candidate",

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from stepengine.data.events import ModelFinished
 from stepengine.engine import Engine
 from stepengine.models import Models, Provider
-from stepengine.system.after_fork import Lock
 from stepengine.testing.recordings import CassetteFixture
+from stepengine.workspace.after_fork import Lock
 
 __all__ = ("Clock", "EngineFactory", "SeededEngine", "recorded_models")
 __tracebackhide__ = True  # a failed test ends at its author's line

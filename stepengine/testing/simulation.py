@@ -30,7 +30,7 @@ from stepengine.testing.faults import CRASHES, FAULTS, KINDS, MEANINGS, ON_RECOR
 from stepengine.testing.invariants import Violation, expect_same_end, name_of, refuse, shown
 from stepengine.testing.recorded import Record, Recorded
 from stepengine.testing.world import Canned, Invariant, Replies, SimulationSetting, World, stand_in
-from stepengine.tooling.spawning import BUILT_IN
+from stepengine.tools.spawning import BUILT_IN
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog
@@ -308,7 +308,7 @@ def _on_record(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iter
 def _catalog(agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], results: Mapping[str, object]) -> Catalog:
     from stepengine.data.hooks import Hooks
     from stepengine.engine.catalog import Catalog
-    from stepengine.tooling.spawning import with_carried
+    from stepengine.tools.spawning import with_carried
 
     family, met = [*agents], set[int]()
     for definition in family:

@@ -37,8 +37,8 @@ from stepengine.machine.author import describe_yield, site
 from stepengine.machine.protocol import By, names_of_yieldables, rows_for
 from stepengine.runtime.performer import computed
 from stepengine.testing.answering import NOTHING, HandlerPlace, answer_to, passed
-from stepengine.tooling.context import Belongings
-from stepengine.tooling.definition import Tool
+from stepengine.tools.context import Belongings
+from stepengine.tools.definition import Tool
 
 __all__ = ("Exchange", "Handler", "HandlerNote", "HandlerReturned", "Walk", "is_same_yield")
 __tracebackhide__ = True  # a failed test ends at its author's line

@@ -62,8 +62,8 @@ from stepengine.testing.budgets import Budgets, Passing, at_once
 from stepengine.testing.faults import Drawn, Fault, Given, faulty, turned
 from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, name_of, refuse, shown, told
 from stepengine.testing.walk import is_same_yield
-from stepengine.tooling.context import Belongings
-from stepengine.tooling.definition import Tool
+from stepengine.tools.context import Belongings
+from stepengine.tools.definition import Tool
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog

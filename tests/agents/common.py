@@ -10,7 +10,7 @@ from typing import Any
 
 from stepengine import Engine, RunResult, load_agent
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
+from stepengine.tools.bundled import file_tools, followup_tools, search_tools, shell_tools
 
 FILES = {
     "shop.py": "def total(order):\n    return sum(order)\n",

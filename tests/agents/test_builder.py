@@ -19,8 +19,8 @@ import pytest
 from stepengine import Engine, RunStatus, load_agent
 from stepengine.drafts import EXAMPLE, Example, agent_file_rules, checked_agents
 from stepengine.errors import InputError
-from stepengine.programs import MontySandbox, running
-from stepengine.programs.rewriting import KNOWN
+from stepengine.sandbox import MontySandbox, running
+from stepengine.sandbox.rewriting import KNOWN
 from stepengine.testing import ScriptedModel, tool_call
 
 from .common import asked, run, tools_of

@@ -12,7 +12,7 @@ import pytest
 from stepengine import Engine, RunStatus, load_agent
 from stepengine.errors import InputError
 from stepengine.testing import ScriptedModel, Walk
-from stepengine.tools import search_tools
+from stepengine.tools.bundled import search_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 

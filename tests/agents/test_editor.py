@@ -12,7 +12,7 @@ import pytest
 from stepengine import AgentState, Engine, RunStatus, load_agent
 from stepengine.errors import InputError
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import file_tools, search_tools
+from stepengine.tools.bundled import file_tools, search_tools
 
 
 @pytest.fixture

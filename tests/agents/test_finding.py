@@ -14,7 +14,7 @@ import pytest
 from stepengine import RunStatus, load_agent
 from stepengine.errors import InputError
 from stepengine.testing import failure, text, tool_call, tool_calls
-from stepengine.tools import Fetched, SearchHit, web_tools
+from stepengine.tools.bundled import Fetched, SearchHit, web_tools
 
 from .common import asked, called, run
 

@@ -14,7 +14,7 @@ import pytest
 from stepengine import Engine, RunStatus, load_agent, tool
 from stepengine.errors import InputError
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import file_tools, search_tools
+from stepengine.tools.bundled import file_tools, search_tools
 
 URL = "https://git.example/shop.git"
 
@@ -87,7 +87,7 @@ def test_the_folder_of_a_clone_never_leaves_its_place_whatever_the_repository_is
 def test_a_browser_that_cannot_be_started_fails_the_run_with_its_name() -> None:
     import attrs
 
-    from stepengine.mcp import mcp_tools
+    from stepengine.adapters.mcp import mcp_tools
 
     agent = attrs.evolve(load_agent("browser-use"), tools=(mcp_tools(["no-such-browser"], name="browser"),))
     with Engine([agent], models=ScriptedModel([])) as engine:

@@ -25,7 +25,7 @@ UNASKED = (
     "stepengine.models.openai_chat",
     "stepengine.models._reading",
     "stepengine.permissions",
-    "stepengine.tools.web",
+    "stepengine.tools.bundled.web",
 )
 """Modules that are needed only to call a model, to apply a policy, or to reach the web."""
 
@@ -64,7 +64,7 @@ def test_a_run_loads_no_adapter_and_no_sdk_that_it_does_not_ask(
 
     assert [] == [name for name in SDKS if name in names]
     assert [] == [n for n in names if n.startswith(UNASKED)]
-    assert "stepengine.judging" not in of_ours(names)
+    assert "stepengine.evaluation" not in of_ours(names)
 
 
 @pytest.mark.spec("performance:Q14")

@@ -39,7 +39,7 @@ agents = [
 ]
 """
 EVALUATION = """
-from stepengine.judging import Case, Evaluation, contains
+from stepengine.evaluation import Case, Evaluation, contains
 
 evaluation = Evaluation("said", cases=[Case("one", "go", checks=[contains("hello")])], agents={"a": "team/crew.py#boss"})
 """

@@ -36,7 +36,7 @@ def handle_steps(ctx):
 agent = AgentDefinition("asker", tools=[{name}], handle_steps=handle_steps)
 """
 EVALUATION = """
-from stepengine.judging import Case, Evaluation, contains
+from stepengine.evaluation import Case, Evaluation, contains
 
 evaluation = Evaluation("said", cases=[Case("one", "go", checks=[contains("own words")])], agents={"a": "asker.py"})
 """

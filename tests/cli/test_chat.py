@@ -415,8 +415,8 @@ def test_a_conversation_goes_on_by_the_name_of_its_run(chats: Any) -> None:
 def test_the_notes_of_the_project_and_of_the_person_are_shown(
     chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepengine.tools import FileMemory
-    from stepengine.tools.remembering import project_scope
+    from stepengine.tools.bundled import FileMemory
+    from stepengine.tools.bundled.remembering import project_scope
 
     monkeypatch.setenv("XDG_DATA_HOME", str(folder.parent / "data"))
     none, _ = chats(typed="/memory\n")

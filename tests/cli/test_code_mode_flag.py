@@ -18,7 +18,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.programs import MontySandbox, running
+from stepengine.sandbox import MontySandbox, running
 
 # What the package opens once for a process is there before any test, so that none of them seems to have left it behind.
 first = MontySandbox(1)

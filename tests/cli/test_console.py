@@ -55,7 +55,7 @@ from stepengine.events import PermissionDecided, PermissionRequested, PhaseChang
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import ask_user_tool, file_tools, shell_tools
+from stepengine.tools.bundled import ask_user_tool, file_tools, shell_tools
 
 pytestmark = pytest.mark.anyio
 POLICY = Policy(

@@ -179,7 +179,7 @@ def test_without_reach_nothing_is_asked(
 
 TOOLS = """
 from stepengine import AgentDefinition, tool
-from stepengine.tools import followup_tools, memory_tools
+from stepengine.tools.bundled import followup_tools, memory_tools
 
 @tool
 def pay(amount: int) -> str:

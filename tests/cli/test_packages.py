@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
 from stepengine.cli.commands.init import make_project, names_of
-from stepengine.system.environment import MARKER
+from stepengine.workspace.environment import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]
 

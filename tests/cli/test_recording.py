@@ -22,7 +22,7 @@ from stepengine.cli.recording import entries, runs_folder
 from stepengine.engine.trust import trust
 from stepengine.journal import FileJournal
 from stepengine.journal.mailbox import Letter
-from stepengine.system.environment import MARKER
+from stepengine.workspace.environment import MARKER
 
 ASKS = """
 from stepengine import *

@@ -20,7 +20,7 @@ from stepengine.errors import DefinitionError
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.programs import MontySandbox, running
+from stepengine.sandbox import MontySandbox, running
 
 from .test_packages import wheel_of
 

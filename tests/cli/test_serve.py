@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
-from stepengine.serving import Tokens
+from stepengine.server import Tokens
 from tests.offline import NO_NETWORK, ROOT
 
 SECONDS = 30

@@ -225,7 +225,7 @@ def test_a_served_script_answers_also_in_place_of_models_that_the_file_brings_an
 
 
 def test_a_tool_of_an_agent_cannot_open_it(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
-    from stepengine.system.environment import MARKER
+    from stepengine.workspace.environment import MARKER
 
     monkeypatch.chdir(project)
     monkeypatch.setenv(MARKER, "1")
@@ -237,7 +237,7 @@ def test_a_tool_of_an_agent_cannot_open_it(monkeypatch: pytest.MonkeyPatch, proj
 
 @pytest.mark.spec("studio:ST1")
 def test_serve_shows_the_page_only_when_it_is_asked_to(project: Path, tmp_path: Path) -> None:
-    from stepengine.serving import Tokens
+    from stepengine.server import Tokens
 
     (project / "asker.py").write_text(SHOP)
     token = Tokens.open(tmp_path / "tokens.json").add("web", ["read"])

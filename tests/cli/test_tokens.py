@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from stepengine.serving import Caller, Tokens
-from stepengine.system.environment import MARKER
+from stepengine.server import Caller, Tokens
+from stepengine.workspace.environment import MARKER
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from stepengine.cli.app import app
 from stepengine.data.tools import ToolSpec
-from stepengine.tooling.schemas import JsonSchema
-from stepengine.tools.names import BUNDLED
-from stepengine.tools.reference import told
+from stepengine.tools.bundled.names import BUNDLED
+from stepengine.tools.bundled.reference import told
+from stepengine.tools.schemas import JsonSchema
 
 
 def typed(*arguments: str) -> Any:
@@ -41,7 +41,7 @@ def test_a_tool_is_shown_with_parameters_keys_of_its_result_and_a_call(name: str
     for line in re.findall(r"^  (from stepengine.* import .*)$", shown, re.MULTILINE):
         exec(line, names := {})
         assert names.keys() & {"call", name}
-    assert f"from stepengine.tools import {name}\n" in shown
+    assert f"from stepengine.tools.bundled import {name}\n" in shown
     assert all(part in shown for part in (one.text, one.errors, one.limits, one.maker))
 
 

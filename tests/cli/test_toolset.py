@@ -11,7 +11,7 @@ from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall
 from stepengine.cli.options import Options
 from stepengine.cli.toolset import ToolRequest, allowed_tools, allowed_workspace
 from stepengine.data.tools import ToolLike
-from stepengine.tools.bundled import rootless_tools
+from stepengine.tools.bundled.bundled import rootless_tools
 
 NAMING = AgentDefinition("naming", tools=["read_files"])
 NOBODY = AgentDefinition("nobody")

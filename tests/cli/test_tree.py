@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from stepengine import AgentDefinition
 from stepengine.cli.app import app
 from stepengine.cli.commands.agents import tree_lines
-from stepengine.tools import agent_tool, task_tool
+from stepengine.tools.bundled import agent_tool, task_tool
 
 TOOLS = ["spawn_agents"]
 

@@ -27,8 +27,8 @@ from stepengine.engine import trust
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, records
 from stepengine.journal.provenance import has_known_permissions
-from stepengine.system.environment import MARKER
-from stepengine.system.user_state import state_folder
+from stepengine.workspace.environment import MARKER
+from stepengine.workspace.user_state import state_folder
 
 AGENT = """\
 from pathlib import Path

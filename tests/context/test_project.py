@@ -19,11 +19,11 @@ from stepengine import AgentDefinition, Engine, Hooks, RunResult
 from stepengine.context import project_context
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
-from stepengine.system import skills, walk
-from stepengine.system.guard import GUARD, CallGuard
-from stepengine.system.repository import ALL_BYTES, FILE_BYTES, read_project
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import skill_tools
+from stepengine.tools.bundled import skill_tools
+from stepengine.workspace import skills, walk
+from stepengine.workspace.guard import GUARD, CallGuard
+from stepengine.workspace.repository import ALL_BYTES, FILE_BYTES, read_project
 
 BOMB = "a: &a [x, x, x]\nb: &b [*a, *a, *a]\ndescription: many\n"
 

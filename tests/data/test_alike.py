@@ -13,8 +13,8 @@ from stepengine.data.alike import list_names
 from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import AgentError, DefinitionError, JournalError, ToolError
 from stepengine.journal import SqliteJournal
-from stepengine.system.skills import skill_named
 from stepengine.testing import ScriptedModel, text
+from stepengine.workspace.skills import skill_named
 
 NAMES = ["apple", "banana", "cherry", "damson", "elder", "fig", "grape"]
 

@@ -52,7 +52,7 @@ def test_a_name_is_looked_up_once() -> None:
     assert module.Models is vars(module)["Models"]
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, "stepengine.context", "stepengine.journal", "stepengine.tools"])
+@pytest.mark.parametrize("package", [*PACKAGES, "stepengine.context", "stepengine.journal", "stepengine.tools.bundled"])
 def test_no_module_has_the_name_of_what_its_package_gives(package: str) -> None:
     """
     Importing such a module would put it in the place of the function: which of them a user gets would be a matter of order.

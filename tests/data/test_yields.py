@@ -43,7 +43,7 @@ from stepengine.errors import (
     ToolError,
     TranscriptError,
 )
-from stepengine.tools import Tool
+from stepengine.tools.bundled import Tool
 
 state = AgentState()
 ok = ToolResult("fine")

@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from stepengine.tools import shapes
-from stepengine.tools.reference import Form, keys_of, told
+from stepengine.tools.bundled import shapes
+from stepengine.tools.bundled.reference import Form, keys_of, told
 
 from .pages import ROOT
 from .test_site import script

@@ -28,7 +28,7 @@ from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import BadYield, HandlerError, ToolNotAvailable
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import Fetched, ask_user_tool, file_tools, search_tools, shell_tools, web_tools
+from stepengine.tools.bundled import Fetched, ask_user_tool, file_tools, search_tools, shell_tools, web_tools
 
 from .pages import ROOT, page
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.judging import criteria
+from stepengine.evaluation import criteria
 
 from .pages import follow, page
 
@@ -29,7 +29,7 @@ def test_who_comes_from_inspect_sees_what_the_page_shows(tmp_path: Path) -> None
 
 @pytest.mark.spec("judging:JG61")
 def test_the_table_has_every_check() -> None:
-    from stepengine.judging.evaluation_files import MAKERS
+    from stepengine.evaluation.evaluation_files import MAKERS
 
     assert [] == [name for name in MAKERS if f"`{name}(" not in page("evaluations.md")]
     assert {*MAKERS} <= {*criteria.__all__}

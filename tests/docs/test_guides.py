@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stepengine import Tool
-from stepengine.tooling.conversion import RESULT_CHARS
-from stepengine.tooling.definition import ToolOptions
-from stepengine.tooling.execution import TOOL_SECONDS
+from stepengine.tools.conversion import RESULT_CHARS
+from stepengine.tools.definition import ToolOptions
+from stepengine.tools.execution import TOOL_SECONDS
 
 from .pages import blocks_of, execute, page
 

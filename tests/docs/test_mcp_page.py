@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.mcp import mcp_tools
+from stepengine.adapters.mcp import mcp_tools
 
 from .pages import follow, page
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.judging import evaluate
+from stepengine.evaluation import evaluate
 
 from .pages import follow, page
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.system import repository, skills
-from stepengine.tools import memory
+from stepengine.tools.bundled import memory
+from stepengine.workspace import repository, skills
 
 from .pages import follow, page
 

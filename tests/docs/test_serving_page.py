@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.serving import Tokens
+from stepengine.server import Tokens
 
 from .pages import ROOT, blocks_of, execute, page
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stepengine.programs import MontySandbox, running
+from stepengine.sandbox import MontySandbox, running
 
 from .pages import ROOT, Project, assert_shown, blocks_of, execute, page
 

@@ -269,7 +269,7 @@ def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
 def answered(application: dict[str, Any], requests: list[tuple[str, str, dict[str, Any]]]) -> dict[str, int]:
     from starlette.testclient import TestClient
 
-    from stepengine.serving import Caller
+    from stepengine.server import Caller
 
     found = {}
     with TestClient(application["app"], "http://127.0.0.1", raise_server_exceptions=False) as client:

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from stepengine import AgentDefinition
 from stepengine.cli.app import app
-from stepengine.tools import ToolRegistry, Workspace, file_tools, search_tools, shell_tools
-from tests.tools.podman import NAME, as_command, podman, ran
+from stepengine.tools.bundled import ToolRegistry, Workspace, file_tools, search_tools, shell_tools
+from tests.bundled_tools.podman import NAME, as_command, podman, ran
 
 from .pages import blocks_of, execute, page
 

@@ -33,7 +33,7 @@ from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import agent_tool
+from stepengine.tools.bundled import agent_tool
 
 from .shared import DONE, note, worker_of
 

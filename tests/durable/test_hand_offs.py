@@ -8,7 +8,7 @@ import pytest
 
 from stepengine import AgentDefinition, Perform, RunStatus
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import task_tool
+from stepengine.tools.bundled import task_tool
 
 from .shared import worker_of
 

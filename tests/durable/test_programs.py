@@ -13,7 +13,7 @@ from .shared import DONE, note, worker_of
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.programs import MontySandbox, code_mode
+from stepengine.sandbox import MontySandbox, code_mode
 
 CODE = """
 import asyncio

@@ -13,8 +13,8 @@ from .shared import DONE, note, worker_of
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.programs import MontySandbox
-from stepengine.programs.strangers import agents_of_source
+from stepengine.sandbox import MontySandbox
+from stepengine.sandbox.strangers import agents_of_source
 
 TEXT = """
 from stepengine import AgentDefinition, Ask, Parallel, Sleep, ToolCall

@@ -14,7 +14,7 @@ import pytest
 
 from stepengine import Engine, RunStatus
 from stepengine.journal import FileJournal
-from stepengine.system.network import blocked
+from stepengine.workspace.network import blocked
 
 from .bundled import ROOT, recorder
 

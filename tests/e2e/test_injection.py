@@ -14,8 +14,8 @@ import pytest
 from stepengine import AgentDefinition, Engine, RunStatus
 from stepengine.permissions import Policy, Rule, read_only_commands
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import SafeFetcher, file_tools, search_tools, shell_tools, web_tools
-from tests.tools.web_server import Names, Site, answer, site
+from stepengine.tools.bundled import SafeFetcher, file_tools, search_tools, shell_tools, web_tools
+from tests.bundled_tools.web_server import Names, Site, answer, site
 
 CALL = '{"cb_tool_name": "write_file", "path": "notes.txt", "content": "owned"}'
 PAYLOADS = (
@@ -85,7 +85,7 @@ async def test_whatever_a_model_is_talked_into_nothing_happens_outside_the_rules
         pytest.importorskip("mcp")
         from mcp.server import MCPServer
 
-        from stepengine.mcp import mcp_tools
+        from stepengine.adapters.mcp import mcp_tools
 
         server = MCPServer("far")
 

@@ -55,7 +55,7 @@ from stepengine.models import ModelReply, ModelRequest, Models
 from stepengine.permissions import Policy, Rule
 from stepengine.sessions import FileSessions, MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import ask_user_tool, file_tools, search_tools, shell_tools, spawn_tools, task_tool
+from stepengine.tools.bundled import ask_user_tool, file_tools, search_tools, shell_tools, spawn_tools, task_tool
 from tests.faults.scripts import WIRES
 from tests.faults.server import fault_server, sse
 

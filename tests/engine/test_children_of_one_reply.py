@@ -22,7 +22,7 @@ from stepengine import (
 from stepengine.events import AgentSpawned, ToolFinished, ToolStarted
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, simulate, text, tool_call, tool_calls
-from stepengine.tools import agent_tool, task_tool
+from stepengine.tools.bundled import agent_tool, task_tool
 
 pytestmark = pytest.mark.anyio
 

@@ -33,7 +33,7 @@ from stepengine.models import Batched, Models, OpenAIChatProvider
 from stepengine.runtime import watchdog
 from stepengine.sessions import FileSessions, MemorySessions
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import ThreadPool
+from stepengine.tools.bundled import ThreadPool
 from tests.servers import Quiet, served
 
 COUNTERPARTS = (
@@ -255,7 +255,7 @@ def every_lock_held() -> Iterator[int]:
     """
     Take all locks of the package, and those of its pools, as threads that a child does not have.
     """
-    from stepengine.system import after_fork
+    from stepengine.workspace import after_fork
 
     known = list(after_fork._things)
     held = [one._lock for one in known if isinstance(one, after_fork.Lock)]
@@ -272,23 +272,23 @@ def every_lock_held() -> Iterator[int]:
 
 BARE = re.compile(r"threading\.(?:R?Lock|Condition|Semaphore)\(|sqlite3\.connect\(|open_guarded\(")
 FINE = {
-    "system/after_fork.py": "it is the lock",
-    "system/threads.py": "a job dies with its thread, and the pool renews its condition",
-    "system/atomic.py": "the locks of files are forgotten",
+    "workspace/after_fork.py": "it is the lock",
+    "workspace/threads.py": "a job dies with its thread, and the pool renews its condition",
+    "workspace/atomic.py": "the locks of files are forgotten",
     "journal/store.py": "a writer refuses in a child before it takes its lock",
     "journal/held.py": "a writer refuses in a child before it takes the lock of its file",
     "journal/sqlite.py": "open during one call; what writes is shared, and closed before a fork",
     "models/batches.py": "left to the parent",
-    "programs/sessions.py": "a child is refused, or does nothing, before it takes its condition",
-    "system/connection.py": "left to the parent",
-    "system/guarded_database.py": "whoever calls it closes what it opens, or is listed here",
-    "system/far.py": "renewed, and a child opens a connection of its own",
+    "sandbox/sessions.py": "a child is refused, or does nothing, before it takes its condition",
+    "workspace/connection.py": "left to the parent",
+    "workspace/guarded_database.py": "whoever calls it closes what it opens, or is listed here",
+    "workspace/far.py": "renewed, and a child opens a connection of its own",
     "testing/processes/bootstrap.py": "renewed in a child",
     "testing/processes/frozen.py": "renewed in a child",
     "testing/processes/frozen_values.py": "of the command that starts programs, which forks nothing that goes on",
     "testing/processes/broker.py": "of the command that starts programs, which forks nothing that goes on",
-    "system/worker.py": "a program of its own, which forks nothing that goes on",
-    "system/write_ahead.py": "closed before a fork; a child has none of the parent's",
+    "workspace/worker.py": "a program of its own, which forks nothing that goes on",
+    "workspace/write_ahead.py": "closed before a fork; a child has none of the parent's",
 }
 
 
@@ -362,7 +362,7 @@ def test_a_child_has_connections_of_its_own_and_closes_none_of_its_parents() -> 
 
 async def test_a_child_of_a_running_event_loop_starts_its_own_server_of_tools_and_leaves_that_of_its_parent() -> None:
     pytest.importorskip("mcp", reason="the extra mcp is not installed")
-    from stepengine.mcp import mcp_tools
+    from stepengine.adapters.mcp import mcp_tools
 
     server = Path(__file__).parent.parent / "mcp" / "odd_server.py"
     source = mcp_tools([sys.executable, "-S", "-E", str(server), "plain"], name="odd", start_timeout=30)

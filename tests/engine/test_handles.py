@@ -56,7 +56,7 @@ from stepengine.events import (
 from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
-from stepengine.tools import control_tools
+from stepengine.tools.bundled import control_tools
 
 SECONDS = 20
 LONGER_TEXTS, A_THOUSAND, FIFTY_LONG = 20_000_000, 60_000_000, 6_000_000

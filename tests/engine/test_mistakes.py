@@ -38,7 +38,7 @@ from stepengine.errors import DefinitionError, HandlerError, StepEngineError
 from stepengine.events import LogLine, Warned
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import control_tools, read_files, spawn_tools
+from stepengine.tools.bundled import control_tools, read_files, spawn_tools
 
 
 class Budget(BaseModel):

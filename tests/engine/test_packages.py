@@ -22,7 +22,7 @@ from stepengine.engine.packages import FILE, FORMAT, find, find_installed, read_
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
-from stepengine.tooling.makers import CATEGORIES
+from stepengine.tools.makers import CATEGORIES
 
 LEAD = """
 from stepengine import AgentCall, AgentDefinition
@@ -372,7 +372,14 @@ def test_code_that_has_more_or_less_than_was_declared_is_not_used(
 
 
 def test_the_categories_of_bundled_tools_are_those_of_the_tools(tmp_path: Path) -> None:
-    from stepengine.tools import file_tools, followup_tools, memory_tools, search_tools, shell_tools, skill_tools
+    from stepengine.tools.bundled import (
+        file_tools,
+        followup_tools,
+        memory_tools,
+        search_tools,
+        shell_tools,
+        skill_tools,
+    )
 
     files = file_tools(tmp_path, write=True, delete=True, propose=True)
     tools = [

@@ -36,7 +36,7 @@ from stepengine.errors import BadYield, LimitExceeded
 from stepengine.events import RunStarted
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import spawn_tools
+from stepengine.tools.bundled import spawn_tools
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from stepengine.events import QuestionAsked
 from stepengine.journal import MemoryJournal
 from stepengine.models import Timeouts
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import ask_user_tool, spawn_tools
+from stepengine.tools.bundled import ask_user_tool, spawn_tools
 from tests.engine.sums import add
 
 pytestmark = pytest.mark.anyio

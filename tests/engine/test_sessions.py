@@ -49,7 +49,7 @@ from stepengine.events import RunFinished, TextDelta
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.sessions import FileSessions, MemorySessions, SqliteSessions
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import ask_user_tool, spawn_tools
+from stepengine.tools.bundled import ask_user_tool, spawn_tools
 from tests.sessions.stores import KINDS, Histories, store_of
 
 pytestmark = pytest.mark.anyio

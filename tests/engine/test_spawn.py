@@ -33,7 +33,7 @@ from stepengine.errors import DefinitionError, LimitExceeded, LimitReached
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import agent_tool, ask_user_tool, control_tools, search_tools, spawn_tools, task_tool
+from stepengine.tools.bundled import agent_tool, ask_user_tool, control_tools, search_tools, spawn_tools, task_tool
 from tests.engine.sums import add
 
 pytestmark = pytest.mark.anyio

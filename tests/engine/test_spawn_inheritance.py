@@ -29,7 +29,7 @@ from stepengine.data.messages import ImagePart
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply, Models
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import spawn_tools
+from stepengine.tools.bundled import spawn_tools
 from tests.engine.sums import add
 from tests.faults.scripts import WIRES
 from tests.faults.server import fault_server, json_answer

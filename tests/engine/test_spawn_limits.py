@@ -32,7 +32,7 @@ from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.journal import MemoryJournal, check
 from stepengine.models import ModelReply, Provider
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import agent_tool, spawn_tools, task_tool
+from stepengine.tools.bundled import agent_tool, spawn_tools, task_tool
 
 pytestmark = pytest.mark.anyio
 

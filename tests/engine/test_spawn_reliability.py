@@ -33,7 +33,7 @@ from stepengine import (
 from stepengine.data.tools import ToolAnnotations
 from stepengine.journal import MemoryJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import spawn_tools
+from stepengine.tools.bundled import spawn_tools
 
 pytestmark = pytest.mark.anyio
 

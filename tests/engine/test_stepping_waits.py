@@ -28,13 +28,13 @@ from stepengine import (
     Start,
     Wait,
 )
+from stepengine.debugging import debug, render_run
+from stepengine.debugging.viewing.payload import RunPayload, Texts
+from stepengine.debugging.viewing.walking import walk
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
 from stepengine.journal.records import Result, shown_address
 from stepengine.journal.show import render, run_tree
-from stepengine.judging import debug, render_run
-from stepengine.judging.viewing.payload import RunPayload, Texts
-from stepengine.judging.viewing.walking import walk
 from stepengine.testing import ScriptedModel, text
 
 

@@ -46,7 +46,7 @@ from stepengine.events import ToolFinished, ToolStarted
 from stepengine.journal import undo
 from stepengine.permissions import Policy, PolicyFile, Request, Rule
 from stepengine.testing import ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
-from stepengine.tools import agent_tool, control_tools, file_tools, spawn_tools
+from stepengine.tools.bundled import agent_tool, control_tools, file_tools, spawn_tools
 
 pytestmark = [pytest.mark.anyio]
 

@@ -11,8 +11,8 @@ from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall, lo
 from stepengine.errors import AgentError, DefinitionError, ToolNotAvailable
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.testing import text as said
-from stepengine.tooling.makers import MAKERS, line_for
-from stepengine.tools import ToolRegistry, read_files
+from stepengine.tools.bundled import ToolRegistry, read_files
+from stepengine.tools.makers import MAKERS, line_for
 
 GIVEN = re.compile(r"give the engine (workspace|tools)=(.*?), with `(from [^`]+)`")
 STAND_INS = "hooks = [FileChangeHook('types', ['true'], pattern='**')]"
@@ -29,7 +29,7 @@ def given_by(message: str) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for argument, line, imports in GIVEN.findall(message):
         names: dict[str, Any] = {}
-        exec(f"from stepengine.tools import *\n{STAND_INS}\n{imports}\nmade = {line}", names)
+        exec(f"from stepengine.tools.bundled import *\n{STAND_INS}\n{imports}\nmade = {line}", names)
         given[argument] = names["made"]
     assert given, message
     return given

@@ -16,8 +16,8 @@ from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal
 from stepengine.permissions import PolicyFile
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tooling.makers import WORKSPACE_TOOLS
-from stepengine.tools import Workspace, file_tools, tool
+from stepengine.tools.bundled import Workspace, file_tools, tool
+from stepengine.tools.makers import WORKSPACE_TOOLS
 
 GIVEN = re.compile(r"give the engine workspace=(.*?), with `(from [^`]+)`")
 SEARXNG = "http://localhost:8080"

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
-from stepengine.judging.evaluation_files import load_evaluation
+from stepengine.evaluation.evaluation_files import load_evaluation
 
 SUITE = Path(__file__).resolve().parents[2] / "examples" / "evaluations"
 

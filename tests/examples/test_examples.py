@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from stepengine.cli.app import app
 from stepengine.sessions import FileSessions
+from tests.bundled_tools.podman import NAME, as_command, podman
 from tests.offline import ROOT, ran
-from tests.tools.podman import NAME, as_command, podman
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OPTIONS = {"live.py": ["--offline"]}

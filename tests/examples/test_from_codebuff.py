@@ -18,8 +18,8 @@ from cassettes import record_ports as ports
 from stepengine import Engine, RunStatus
 from stepengine.data.json import thaw
 from stepengine.journal import FileJournal
-from stepengine.system.network import blocked
 from stepengine.testing import tool_call
+from stepengine.workspace.network import blocked
 
 ROOT = Path(__file__).resolve().parents[2]
 

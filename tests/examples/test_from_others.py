@@ -14,7 +14,7 @@ import pytest
 from cassettes import record_others as others
 from stepengine import RunStatus
 from stepengine.journal import FileJournal
-from stepengine.system.network import blocked
+from stepengine.workspace.network import blocked
 from tests.offline import ROOT, ran
 
 PROGRAMS = sorted(file.stem for file in others.EXAMPLES.glob("*.py"))

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
-from tests.tools.podman import NAME, as_command, podman
+from tests.bundled_tools.podman import NAME, as_command, podman
 
 SUITE = Path(__file__).resolve().parents[2] / "examples" / "evaluations" / "patches.py"
 EXPECTED = {

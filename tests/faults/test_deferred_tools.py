@@ -34,8 +34,8 @@ from stepengine.models import (
 )
 from stepengine.models._http import warn_once
 from stepengine.testing import ScriptedModel
-from stepengine.tooling.spawning import BUILT_IN
-from stepengine.tools import Tool
+from stepengine.tools.bundled import Tool
+from stepengine.tools.spawning import BUILT_IN
 from tests.faults.search_server import Searching, streamed
 from tests.faults.server import fault_server, json_answer, sse
 

@@ -33,8 +33,8 @@ from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, Model
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.files import FileWriter
 from stepengine.journal.forks import branch
-from stepengine.system.walk import TEMPORARY
 from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.workspace.walk import TEMPORARY
 
 HEAD = ["kind", "format", "engine", "agent", "definition", "run", "seed", "created", "hooks", "link", "crc"]
 

@@ -27,7 +27,7 @@ from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJourna
 from stepengine.journal.held import HeldFile
 from stepengine.journal.records import Record
 from stepengine.journal.sqlite import SqliteWriter
-from stepengine.system.write_ahead import Database
+from stepengine.workspace.write_ahead import Database
 
 EFFECTS = 3
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

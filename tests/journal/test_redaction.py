@@ -31,7 +31,7 @@ from stepengine.errors import DataError, JournalWriteFailed, PerformError
 from stepengine.journal import FileJournal, MemoryJournal, Redactor, SecretFound, SqliteJournal, check, scrub
 from stepengine.redaction import known_in, redactor_for
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import file_tools
+from stepengine.tools.bundled import file_tools
 
 
 def planted(number: int, key: str = "") -> str:

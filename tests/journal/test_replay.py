@@ -34,12 +34,12 @@ from stepengine import (
     UserMessage,
 )
 from stepengine.data.messages import AssistantMessage
+from stepengine.debugging import debug
 from stepengine.errors import ModelError, PerformError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.runs import replay, resume
-from stepengine.judging import debug
 from stepengine.runtime import RetryPolicy, SystemClock
 from stepengine.testing import failure, text, tool_call
 

@@ -45,7 +45,7 @@ from stepengine.journal.records import TAIL_BYTES
 from stepengine.permissions import Policy, Rule
 from stepengine.redaction import GIVEN
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import file_tools
+from stepengine.tools.bundled import file_tools
 
 
 def new_key(folder: Path, name: str = "audit", key: Any = None) -> Path:

@@ -28,7 +28,7 @@ from stepengine.errors import AnswerRejected
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.testing import text, tool_call, tool_calls
-from stepengine.tools import ask_user_tool
+from stepengine.tools.bundled import ask_user_tool
 
 
 def asker(done: list[str], **options: Any) -> AgentDefinition[Any]:

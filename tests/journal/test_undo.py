@@ -21,7 +21,7 @@ from stepengine.errors import DefinitionError, JournalCorrupt, JournalError, Jou
 from stepengine.journal import FileJournal, MemoryJournal, check, undo
 from stepengine.journal.forks import branch
 from stepengine.testing import ScriptedModel
-from stepengine.tools import file_tools, shell_tools
+from stepengine.tools.bundled import file_tools, shell_tools
 
 MIB = 1024 * 1024
 
@@ -109,7 +109,7 @@ def test_a_journal_that_no_run_of_this_user_wrote_is_undone_only_where_it_is_tru
 KILLED = """
 import os, sys
 from stepengine import AgentDefinition, Engine, ToolCall, tool
-from stepengine.tools import file_tools
+from stepengine.tools.bundled import file_tools
 
 @tool
 def die() -> str:
@@ -507,8 +507,8 @@ SCRIPT = """
     import os, signal, sys
     from stepengine import AgentDefinition, Engine, ToolCall
     from stepengine.journal import FileJournal
-    from stepengine.tools import file_tools
-    from stepengine.tools.files import writing
+    from stepengine.tools.bundled import file_tools
+    from stepengine.tools.bundled.files import writing
 
     folder, journal, act, resumes = sys.argv[1:]
     given = {"write_file": {"content": "new"}, "delete_file": {}}

@@ -17,10 +17,10 @@ from stepengine import STEP, STEP_ALL, AgentCall, AgentDefinition, Ask, Engine, 
 from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DataError, ModelError
+from stepengine.evaluation.blame import blame, change_point, expected_calls
+from stepengine.evaluation.checks import Check
+from stepengine.evaluation.samples import course_from
 from stepengine.journal import MemoryJournal
-from stepengine.judging.blame import blame, change_point, expected_calls
-from stepengine.judging.checks import Check
-from stepengine.judging.samples import course_from
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 PASSED = Check.of_expression("text == 'passed'")
@@ -175,7 +175,7 @@ async def test_what_a_long_run_will_take_is_told_from_few_of_its_steps_and_grows
     work, asked, looked_at = Work(steps=40), [], []
     journal = work.recorded(spoilt)
     monkeypatch.setattr(
-        sys.modules["stepengine.judging.blame"],
+        sys.modules["stepengine.evaluation.blame"],
         "course_from",
         lambda *given: looked_at.append(given) or course_from(*given),
     )

@@ -30,11 +30,11 @@ from stepengine import (
     load_agent,
     tool,
 )
-from stepengine.ag_ui.asked import page_hooks
+from stepengine.adapters.ag_ui.asked import page_hooks
+from stepengine.debugging import debug
+from stepengine.debugging.debugger import can_fork, difference, is_harmless
 from stepengine.errors import InputError, JournalError, ReplayDivergence
 from stepengine.journal import MemoryJournal
-from stepengine.judging import debug
-from stepengine.judging.debugger import can_fork, difference, is_harmless
 from stepengine.testing import ScriptedModel, text
 
 
@@ -110,7 +110,7 @@ def test_evaluating_changes_nothing_with_and_without_a_process_of_its_own(
 ) -> None:
     for forks in (True, False):
         if not forks:
-            monkeypatch.setattr("stepengine.judging.debugger.can_fork", lambda: "no")
+            monkeypatch.setattr("stepengine.debugging.debugger.can_fork", lambda: "no")
         with debugger(journal) as one:
             one.goto(3)
 
@@ -429,7 +429,7 @@ def test_going_far_does_each_step_once_and_as_little_for_a_late_one_as_for_an_ea
 
 WALK = """
 from types import SimpleNamespace
-from stepengine.judging.debugger import ForkedWalk
+from stepengine.debugging.debugger import ForkedWalk
 
 walk = ForkedWalk(SimpleNamespace(position=0, last=0, close=lambda: None))
 {}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from stepengine import Engine, load_agent
+from stepengine.debugging.edits import MomentView, Watched, look
 from stepengine.engine.stepping import Tape
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal
-from stepengine.judging.edits import MomentView, Watched, look
 from stepengine.testing import ScriptedModel, text
 
 CODE = '''

@@ -16,15 +16,15 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, Perform
 from stepengine.cli.exits import Exit
+from stepengine.evaluation.evaluating import Case, Evaluation, Outcome, _cut_off
+from stepengine.evaluation.reporting import summary_lines
+from stepengine.evaluation.scoring import Pair, Row, Scores
+from stepengine.evaluation.statistics import mean_of, paired
 from stepengine.journal import MemoryJournal
-from stepengine.judging.evaluating import Case, Evaluation, Outcome, _cut_off
-from stepengine.judging.reporting import summary_lines
-from stepengine.judging.scoring import Pair, Row, Scores
-from stepengine.judging.statistics import mean_of, paired
 
 GREETING = '''
 from stepengine import AgentDefinition
-from stepengine.judging import Case, Evaluation, contains
+from stepengine.evaluation import Case, Evaluation, contains
 from stepengine.testing import text
 
 NAMES = ["Ann", "Bob", "Carla", "Doris", "Emil", "Fritz", "Gustav", "Hanna", "Ingrid", "Zoe"]
@@ -47,7 +47,7 @@ evaluation = Evaluation(
 '''
 FIXER = '''
 from stepengine import *
-from stepengine.judging import *
+from stepengine.evaluation import *
 from stepengine.testing import text, tool_call
 
 def replies(request):
@@ -282,7 +282,7 @@ def test_a_failed_run_scores_nothing_and_a_providers_error_is_left_out(folder: A
         """
         from stepengine import AgentDefinition, Ask, Limits, STEP, ToolCall
         from stepengine.errors import ModelError
-        from stepengine.judging import Case, Evaluation, contains
+        from stepengine.evaluation import Case, Evaluation, contains
         from stepengine.testing import failure, tool_call
 
         def handle(ctx):
@@ -345,7 +345,7 @@ def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder:
         "evals.py",
         """
         from stepengine import AgentDefinition
-        from stepengine.judging import Case, Evaluation, contains
+        from stepengine.evaluation import Case, Evaluation, contains
         cases = [Case("a", files=".."), Case("A", checks=[contains("x")]), Case("../b", checks=[3], files={"/etc/x": "y"})]
         evaluation = Evaluation("x", cases=cases, agents={"one": AgentDefinition("one", model="t/m")})
         """,
@@ -423,7 +423,7 @@ def test_an_evaluation_in_yaml_needs_no_function(folder: Any) -> None:
 
 LOOKER = '''
 from stepengine import AgentDefinition, tool
-from stepengine.judging import Case, Evaluation, contains, called
+from stepengine.evaluation import Case, Evaluation, contains, called
 from stepengine.testing import text, tool_call
 
 def replies(request):

@@ -14,7 +14,7 @@ from stepengine.cli.app import app
 
 EVALUATION = """
 from stepengine import AgentDefinition
-from stepengine.judging import Case, Evaluation, contains, matches
+from stepengine.evaluation import Case, Evaluation, contains, matches
 
 from words import WORDS
 

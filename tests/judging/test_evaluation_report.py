@@ -11,7 +11,7 @@ import pytest
 
 from stepengine import AgentDefinition
 from stepengine.errors import DataError
-from stepengine.judging import Case, Evaluation, contains, evaluate, evaluate_sync
+from stepengine.evaluation import Case, Evaluation, contains, evaluate, evaluate_sync
 from stepengine.testing import ScriptedModel, text, tool_call
 
 pytestmark = pytest.mark.spec("judging:JG99")
@@ -89,7 +89,7 @@ def test_a_file_is_found_with_its_agents_beside_it_and_tools_work_in_a_copy(tmp_
         'agent = AgentDefinition("repairer", model="test/one", tools=["write_file"])\n'
     )
     (tmp_path / "evals.py").write_text(
-        "from stepengine.judging import Case, Evaluation\n"
+        "from stepengine.evaluation import Case, Evaluation\n"
         "def is_repaired(run):\n    return run.files.text('a.txt') == 'good'\n"
         "evaluation = Evaluation('fix', agents={'base': './repairer.py'}, checks=[is_repaired], keep=['*'],\n"
         "    cases=[Case('a', 'Repair it', files={'a.txt': 'bad'})])\n"

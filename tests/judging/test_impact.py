@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.cli.exits import Exit
+from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, Sample
+from stepengine.evaluation.samples import Course
 from stepengine.journal import MemoryJournal
-from stepengine.judging.impact import Impact, Judged, RepeatedJournal, Sample
-from stepengine.judging.samples import Course
 
 
 @pytest.mark.spec("judging:JG70", "judging:JG71", "judging:JG72", "judging:JG87")

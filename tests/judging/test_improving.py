@@ -25,8 +25,8 @@ from stepengine.cli.exits import Exit
 from stepengine.data.transcript import Transcript
 from stepengine.engine.loading import AgentPlace, module_of
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
-from stepengine.judging.altering import AgentFile
-from stepengine.judging.buying import Buyer, ReplyBook
+from stepengine.evaluation.altering import AgentFile
+from stepengine.evaluation.buying import Buyer, ReplyBook
 from stepengine.models import ModelReply, ModelRequest, Models, Provider
 from stepengine.models.pricing import cost_of
 from stepengine.testing import ScriptedModel, text
@@ -41,7 +41,7 @@ GREETING = '''
 import os, signal
 from pathlib import Path
 from stepengine import AgentDefinition
-from stepengine.judging import *
+from stepengine.evaluation import *
 from stepengine.testing import text
 
 NAMES = ["Ann", "Bob", "Carla", "Doris", "Emil", "Fritz", "Gustav", "Hanna", "Ingrid", "Zoe", "Max", "Uwe"]
@@ -331,7 +331,7 @@ def test_a_book_that_holds_something_else_is_refused(line: str, tmp_path: Path) 
 TWO_CALLS = '''
 from pathlib import Path
 from stepengine import *
-from stepengine.judging import *
+from stepengine.evaluation import *
 from stepengine.testing import text, tool_call
 
 def replies(request):
@@ -667,7 +667,7 @@ def test_the_improver_without_cases_says_who_brings_them(folder: Any) -> None:
 
 LOOKING = '''
 from stepengine import *
-from stepengine.judging import *
+from stepengine.evaluation import *
 from stepengine.testing import text, tool_call
 
 @tool(annotations=ToolAnnotations(read_only=True))

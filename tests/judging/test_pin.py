@@ -15,10 +15,10 @@ import pytest
 from stepengine import Engine, load_agent
 from stepengine.cli.exits import Exit
 from stepengine.errors import DataError
+from stepengine.evaluation.pinning import WrittenTest, pin_name, written_test
 from stepengine.journal import FileJournal, MemoryJournal, scan
-from stepengine.judging.pinning import WrittenTest, pin_name, written_test
 from stepengine.testing import ScriptedModel, text
-from stepengine.tools import file_tools
+from stepengine.tools.bundled import file_tools
 
 CLERK = '''
 from stepengine import *
@@ -257,7 +257,7 @@ def test_when_the_clean_copy_is_not_clean_nothing_is_written(clerk: Any, monkeyp
     """
     A scan has the last word: what it finds in the copy ends the command, and the copy is gone.
     """
-    monkeypatch.setattr("stepengine.judging.pinning.scrub", _copied)
+    monkeypatch.setattr("stepengine.evaluation.pinning.scrub", _copied)
     clerk.record("runs/leak.jsonl", f"pens with {KEY}", [text("Three.")], agent="agents/clerk.py")
     said = clerk.type("compare", "pin", "runs/leak.jsonl", "--check", "output == 3", code=Exit.USAGE)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from stepengine import Usage
 from stepengine.cli.exits import Exit
+from stepengine.evaluation.prices import RecordedCall, calls_of, family_of, priced
 from stepengine.journal import FileJournal
-from stepengine.judging.prices import RecordedCall, calls_of, family_of, priced
 from stepengine.models.pricing import cost_of
 from stepengine.testing import text, tool_call
 

@@ -24,13 +24,13 @@ from typer.testing import CliRunner, Result
 
 from stepengine import Engine
 from stepengine.cli.app import app
+from stepengine.debugging.viewing import serving
+from stepengine.debugging.viewing.payload import RunPayload, Texts
+from stepengine.debugging.viewing.serving import FollowedJournal, server_of
 from stepengine.engine import load_agent
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.journal import following as following_module
 from stepengine.journal.reading import read_later
-from stepengine.judging.viewing import serving
-from stepengine.judging.viewing.payload import RunPayload, Texts
-from stepengine.judging.viewing.serving import FollowedJournal, server_of
 from stepengine.testing import ScriptedModel
 
 from .pages import opened

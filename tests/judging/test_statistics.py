@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.judging.statistics import (
+from stepengine.evaluation.statistics import (
     by_case,
     holm,
     log_ratio,

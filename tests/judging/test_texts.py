@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from stepengine import Answer
 from stepengine.data.json import ABSENT
 from stepengine.data.visible import visible
-from stepengine.judging.texts import DEPTH, ITEMS, LINES, WIDTH, SafeTexts
+from stepengine.debugging.texts import DEPTH, ITEMS, LINES, WIDTH, SafeTexts
 
 KEY = "sk-ant-api03-" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7" * 3
 

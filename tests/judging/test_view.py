@@ -21,13 +21,13 @@ import pytest
 
 from stepengine import STEP, AgentCall, AgentDefinition, Engine, Perform, StepContext, ToolResult, tool
 from stepengine.data.messages import ImagePart
+from stepengine.debugging import render_run
+from stepengine.debugging.texts import SafeTexts
+from stepengine.debugging.viewing.comparing import pairs_of
+from stepengine.debugging.viewing.payload import SILENT, RunPayload, Texts
+from stepengine.debugging.viewing.rendering import PageSource, rendered, stored
 from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
 from stepengine.journal.records import ROOT, shown_address
-from stepengine.judging import render_run
-from stepengine.judging.texts import SafeTexts
-from stepengine.judging.viewing.comparing import pairs_of
-from stepengine.judging.viewing.payload import SILENT, RunPayload, Texts
-from stepengine.judging.viewing.rendering import PageSource, rendered, stored
 from stepengine.testing import ScriptedModel, tool_call
 
 from .pages import frames_at, opened
@@ -535,4 +535,4 @@ def test_the_wheel_holds_what_pages_are_made_of(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
 
-    assert {f"stepengine/judging/viewing/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
+    assert {f"stepengine/debugging/viewing/page.{kind}" for kind in ("html", "css", "js")} <= set(names)

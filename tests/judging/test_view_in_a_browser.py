@@ -18,11 +18,11 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, Ask, Engine, Sleep, Start, ToolCall, Wait, tool
 from stepengine.data.messages import TextPart
+from stepengine.debugging import render_run
+from stepengine.debugging.viewing.payload import Texts
+from stepengine.debugging.viewing.rendering import stored
+from stepengine.debugging.viewing.serving import FollowedJournal, server_of
 from stepengine.journal import FileJournal, Journal, MemoryJournal
-from stepengine.judging import render_run
-from stepengine.judging.viewing.payload import Texts
-from stepengine.judging.viewing.rendering import stored
-from stepengine.judging.viewing.serving import FollowedJournal, server_of
 from stepengine.testing import ScriptedModel
 
 from .browser import AXE, CHROMIUM, Browser, browser, faults

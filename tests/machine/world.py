@@ -48,8 +48,8 @@ from stepengine.data.waiting import Awaited, ChildRef, Received
 from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError
 from stepengine.machine import Finished, RunPlan, run_agent
 from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, advance, token_of
-from stepengine.tooling.control import set_output_binding
-from stepengine.tooling.spawning import BUILT_IN
+from stepengine.tools.control import set_output_binding
+from stepengine.tools.spawning import BUILT_IN
 
 KNOWN = {name: attrs.evolve(tool.binding(), repair=None) for name, tool in BUILT_IN.items()}
 """What every run knows; inputs are not mended, so that a test sees what is checked."""

@@ -25,7 +25,7 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.models import CodeExecution, FileSearch, Programs, UrlContext, WebSearch
-from stepengine.tooling.spawning import BUILT_IN
+from stepengine.tools.spawning import BUILT_IN
 from tests.models.histories import histories, users
 from tests.models.wires import FOUR, MODEL, TOOL, provider_of
 

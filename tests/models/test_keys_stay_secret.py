@@ -18,7 +18,7 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.models import Models, OpenAIChatProvider
 from stepengine.redaction import GIVEN
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools.web.searching import BraveSearch
+from stepengine.tools.bundled.web.searching import BraveSearch
 from tests.faults.scripts import WIRES
 
 KEY = "PLANT" + "k7Q" * 10

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.permissions import Policy, Request, Rule, read_only_commands
-from stepengine.system.argv import Script, parse_command
+from stepengine.workspace.argv import Script, parse_command
 
 RUNS = ToolSpec("run_terminal_command", category="execute")
 RULES = (

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from stepengine.system.argv import Script, parse_command
+from stepengine.workspace.argv import Script, parse_command
 from tests.permissions.test_commands import ALLOWED, DENIED, NOT_ALLOWED, POLICY, decision
 
 COMMANDS = 2_000

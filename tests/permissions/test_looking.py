@@ -17,7 +17,7 @@ import pytest
 from stepengine import AgentDefinition, Engine, Limits, ToolCall
 from stepengine.permissions import Command, Policy, Rule, read_only_commands
 from stepengine.permissions.commands import CommandForm
-from stepengine.tools import shell_tools
+from stepengine.tools.bundled import shell_tools
 
 SECRET = "CANARY-inside"
 OUTSIDE = "CANARY-outside"

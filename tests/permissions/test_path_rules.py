@@ -22,7 +22,7 @@ from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError
 from stepengine.permissions import Policy, PolicyFile, Request, Rule
-from stepengine.tools import (
+from stepengine.tools.bundled import (
     FileChangeHook,
     change_hook_tools,
     file_tools,

@@ -16,7 +16,7 @@ from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError
 from stepengine.permissions import Policy, Request, Rule, read_only_commands
-from stepengine.tools import file_tools, search_tools, shell_tools
+from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 
 OTHERS = ToolSpec("files__read", category="mcp")
 

@@ -21,7 +21,7 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime import Hub, RetryPolicy, RunTree, Services
 from stepengine.runtime.hub import Watcher
 from stepengine.runtime.services import ToolSetting
-from stepengine.system.threads import ThreadPool
+from stepengine.workspace.threads import ThreadPool
 
 
 class Provider:

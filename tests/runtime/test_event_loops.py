@@ -21,7 +21,7 @@ from pathlib import Path
 from stepengine import STEP, AgentCall, AgentDefinition, Engine, Parallel, Perform, ToolCall, tool
 from stepengine.journal import FileJournal
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import file_tools, shell_tools
+from stepengine.tools.bundled import file_tools, shell_tools
 
 folder, loop = Path(sys.argv[1]), sys.argv[2]
 factory = None

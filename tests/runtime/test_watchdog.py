@@ -17,7 +17,7 @@ from stepengine.data.yields import Perform as Do
 from stepengine.runtime import watchdog
 from stepengine.runtime.performer import Item
 from stepengine.runtime.performing import Innermost
-from stepengine.tools import tool
+from stepengine.tools.bundled import tool
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ The agent knows neither.
 from stepengine import AgentDefinition, Engine, Question
 from stepengine.models import ModelReply, ModelRequest
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import ask_user_tool, task_tool
+from stepengine.tools.bundled import ask_user_tool, task_tool
 
 
 class Somebody:

@@ -11,7 +11,7 @@ import attrs
 from stepengine import AgentDefinition, Engine, UserMessage
 from stepengine.sessions import FileSessions
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import spawn_tools
+from stepengine.tools.bundled import spawn_tools
 
 KEYS = [
     "session_id", "agent_type", "parent_session_id", "parent_tool_use_id", "child_session_ids", "model", "provider",

@@ -10,7 +10,7 @@ import asyncio
 from stepengine import AgentDefinition, Engine, ToolContext, tool
 from stepengine.models import ModelReply, ModelRequest
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import task_tool
+from stepengine.tools.bundled import task_tool
 
 research = AgentDefinition(
     "research",

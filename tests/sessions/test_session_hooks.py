@@ -15,7 +15,7 @@ from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.sessions import MemorySessions, session_hooks
 from stepengine.testing import ScriptedModel, failure, text, tool_call
-from stepengine.tools import ask_user_tool
+from stepengine.tools.bundled import ask_user_tool
 from tests.sessions.stores import KINDS, Histories, store_of
 
 pytestmark = pytest.mark.anyio

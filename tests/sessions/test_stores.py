@@ -34,7 +34,7 @@ from stepengine.sessions import (
     mended,
 )
 from stepengine.sessions.stores import folder_name
-from stepengine.system.write_ahead import Database, write_ahead
+from stepengine.workspace.write_ahead import Database, write_ahead
 from tests.sessions.stores import KINDS, store_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.errors import DataError
-from stepengine.system.atomic import replace_path
 from stepengine.testing import Cassette
 from stepengine.testing.cassette_files import (
     Interaction,
@@ -26,6 +25,7 @@ from stepengine.testing.cassette_files import (
     dump_cassette,
     parse_cassette,
 )
+from stepengine.workspace.atomic import replace_path
 
 JSON = (("content-type", "application/json"),)
 SSE = (("content-type", "text/event-stream"),)

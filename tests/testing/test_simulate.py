@@ -33,7 +33,7 @@ from stepengine.errors import DataError, StepEngineError
 from stepengine.testing import Fault, SimulationFailed, simulate, text
 from stepengine.testing.faults import FAULTS
 from stepengine.testing.invariants import unpaired
-from stepengine.tools import Tool
+from stepengine.tools.bundled import Tool
 
 
 def everything(ctx):

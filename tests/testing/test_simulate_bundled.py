@@ -13,7 +13,7 @@ from stepengine import load_agents
 from stepengine.data.state import RunStatus
 from stepengine.testing import simulate, text, tool_call, tool_calls
 from stepengine.testing.world import drawn
-from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
+from stepengine.tools.bundled import file_tools, followup_tools, search_tools, shell_tools
 
 
 def brief(request, random):
@@ -36,11 +36,11 @@ RESULTS = {
     "write_file": CHANGED,
     "propose_str_replace": CHANGED,
     "propose_write_file": CHANGED,
-    "stepengine.system.repository.read_project": {
+    "stepengine.workspace.repository.read_project": {
         **{key: [] for key in ("instructions", "deeper", "skills", "warnings")},
         "facts": {"platform": "linux"},
     },
-    "stepengine.mcp.source.McpTools.listing": {"tools": [], "prompts": [], "left_out": []},
+    "stepengine.adapters.mcp.source.McpTools.listing": {"tools": [], "prompts": [], "left_out": []},
     "run_terminal_command": {"command": "ls", "exit_code": 0, "stdout": "a.py\n" * 2_000},
 }
 CASE = {"spent": "0.01", "stopped": "", "cost": "0.01", "journal": "a.jsonl", "served": 0}

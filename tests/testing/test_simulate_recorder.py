@@ -19,7 +19,7 @@ from stepengine.journal.recorder import Recorder
 from stepengine.journal.records import Result
 from stepengine.journal.replayer import Replayer
 from stepengine.testing import Fault, SimulationFailed, simulate, text
-from stepengine.tools import Tool
+from stepengine.tools.bundled import Tool
 
 SAFE = Tool("look", "Look.", {}, lambda given: given, annotations=ToolAnnotations(read_only=True))
 KID = AgentDefinition("kid")

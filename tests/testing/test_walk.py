@@ -44,7 +44,7 @@ from stepengine.errors import (
 )
 from stepengine.testing import ScriptedModel, Walk, run_with, tool_call
 from stepengine.testing.walk import Exchange, HandlerNote, HandlerReturned
-from stepengine.tools import Tool
+from stepengine.tools.bundled import Tool
 
 
 def planner(ctx):

@@ -44,11 +44,11 @@ from stepengine import (
     retry,
     tool,
 )
+from stepengine.adapters.mcp import mcp_tools
 from stepengine.errors import PerformError
-from stepengine.mcp import mcp_tools
 from stepengine.models import ModelReply
-from stepengine.tools import ask_user, code_search, read_files, recall, run_terminal_command, str_replace
-from stepengine.tools.shapes import Answers, CommandResult, EditedFile, FileEntry, SearchResult
+from stepengine.tools.bundled import ask_user, code_search, read_files, recall, run_terminal_command, str_replace
+from stepengine.tools.bundled.shapes import Answers, CommandResult, EditedFile, FileEntry, SearchResult
 
 
 class Bugs(BaseModel):

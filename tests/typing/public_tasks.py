@@ -46,10 +46,10 @@ from stepengine import (
     UserMessage,
     tool,
 )
+from stepengine.debugging import render_run
 from stepengine.errors import ModelError
 from stepengine.events import TextDelta, ThinkingDelta
 from stepengine.journal import Called, FileJournal, Follower, ForkReport, News, Purse, follow_events
-from stepengine.judging import render_run
 from stepengine.models import (
     CitationPart,
     ModelDelta,
@@ -65,9 +65,9 @@ from stepengine.models import (
     WebSearch,
 )
 from stepengine.permissions import Policy, Rule
-from stepengine.programs import MontySandbox, ProgramLimits, Sandbox, code_mode
+from stepengine.sandbox import MontySandbox, ProgramLimits, Sandbox, code_mode
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import ToolReferencePart, ToolResult, recall_history_tool
+from stepengine.tools.bundled import ToolReferencePart, ToolResult, recall_history_tool
 
 # --- a provider that streams ------------------------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ def overloads() -> Iterator[tuple[str, list[set[str]]]]:
 
 
 #: Its overloads are those of a decorator, without and with parentheses.
-APART = {"stepengine/tooling/decorator.py: tool"}
+APART = {"stepengine/tools/decorator.py: tool"}
 
 
 @pytest.mark.deep

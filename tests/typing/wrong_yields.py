@@ -26,7 +26,7 @@ from stepengine import (
     call,
     tool,
 )
-from stepengine.tools import code_search, read_files
+from stepengine.tools.bundled import code_search, read_files
 
 
 @tool

@@ -34,7 +34,7 @@ async def served(folder: Path, engine: Engine, *, name: str = "anna", **options:
     pytest.importorskip("starlette", reason="needs the extra 'serve'")
     import uvicorn
 
-    from stepengine.serving import Tokens, app
+    from stepengine.server import Tokens, app
 
     tokens = Tokens.open(folder / "tokens.json")
     for known in tokens.listed():

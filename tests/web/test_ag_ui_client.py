@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, ToolContext, ToolResult, tool
-from stepengine.ag_ui import page_hooks
+from stepengine.adapters.ag_ui import page_hooks
 from stepengine.data.hooks import Change
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, tool_call, tool_calls

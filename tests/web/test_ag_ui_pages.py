@@ -17,7 +17,7 @@ from ag_ui.core import RunAgentInput
 from ag_ui.encoder import EventEncoder
 
 from stepengine import AgentDefinition, Engine, RunHandle, ToolResult, tool
-from stepengine.ag_ui import Asked, ag_ui, asked_of, connected, page_hooks, turns
+from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, page_hooks, turns
 from stepengine.data.hooks import Change, Hooks
 from stepengine.errors import InputError
 from stepengine.journal import MemoryJournal

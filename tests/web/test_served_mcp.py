@@ -20,7 +20,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from stepengine import AgentDefinition, Ask, Engine, Perform, Receive
-from stepengine.serving import Tokens
+from stepengine.server import Tokens
 
 from .served import Address, served
 
@@ -204,7 +204,7 @@ async def test_a_session_of_somebody_else_is_not_there_and_nobody_comes_in_witho
         "jsonrpc": "2.0", "id": 1, "method": "initialize",
         "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
     }  # fmt: skip
-    lists = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+    lists = {"jsonrpc": "2.0", "id": 2, "method": "tools/bundled/list", "params": {}}
     accept = {"accept": "application/json, text/event-stream"}
     async with served(tmp_path, Shop().engine) as address:
         tokens = Tokens.open(tmp_path / "tokens.json")
@@ -233,7 +233,7 @@ async def test_where_agents_cannot_be_offered_the_route_says_why_and_all_others_
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if why == "extra":
-        monkeypatch.setattr("stepengine.serving.mcp.find_spec", lambda name: None)
+        monkeypatch.setattr("stepengine.server.mcp.find_spec", lambda name: None)
     offered = {} if why == "extra" else {"agents": []}
     async with (
         served(tmp_path, Shop().engine, **offered) as address,

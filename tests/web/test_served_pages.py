@@ -17,10 +17,10 @@ import pytest
 pytest.importorskip("ag_ui", reason="needs the extra 'ag-ui'")
 
 from stepengine import AgentDefinition, Ask, Engine, Receive, tool
-from stepengine.ag_ui import page_hooks
+from stepengine.adapters.ag_ui import page_hooks
 from stepengine.permissions import Policy, Rule
-from stepengine.serving import Caps, Tokens
-from stepengine.serving.ledger import Ledger
+from stepengine.server import Caps, Tokens
+from stepengine.server.ledger import Ledger
 from stepengine.testing import ScriptedModel, tool_call
 
 from .served import served
@@ -432,7 +432,7 @@ async def test_what_no_page_of_a_known_version_sends_is_refused_and_nothing_is_b
 async def test_without_the_extra_the_routes_say_which_one_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepengine.serving.ag_ui.find_spec", lambda name: None)
+    monkeypatch.setattr("stepengine.server.ag_ui.find_spec", lambda name: None)
     async with paging(tmp_path, Painter()) as page:
         answer = await page.client.post("/ag-ui/painter", json=run_input("Hi.", "t"))
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from stepengine import AgentDefinition, Ask, Engine, Steps, ToolCall, tool
-from stepengine.ag_ui import ag_ui
+from stepengine.adapters.ag_ui import ag_ui
+from stepengine.adapters.vercel import vercel
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.vercel import vercel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.spec("programs:PG3")]
 

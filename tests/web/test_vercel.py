@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from stepengine import AgentDefinition, Answer, Engine, Question, Usage
+from stepengine.adapters.vercel import answers_of, prompt_of, sse, vercel
 from stepengine.data import events as ev
 from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
-from stepengine.tools import control_tools
-from stepengine.vercel import answers_of, prompt_of, sse, vercel
+from stepengine.tools.bundled import control_tools
 
 from .scenes import BUSY, SCENES, TODOS, TOLD, UNTOLD, all_of, engine
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.vercel import answers_of, sse, vercel
+from stepengine.adapters.vercel import answers_of, sse, vercel
 
 from .scenes import SCENES, engine
 

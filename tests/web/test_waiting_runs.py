@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from stepengine import AgentDefinition, Engine, Sleep, StepContext
+from stepengine.adapters.vercel import vercel
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
-from stepengine.vercel import vercel
 
 from .test_ag_ui import shown, verify
 

@@ -17,12 +17,12 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from stepengine.acp.servers import McpMaker
+    from stepengine.adapters.acp.servers import McpMaker
     from stepengine.data.events import Event
     from stepengine.engine import Engine
     from stepengine.permissions import Policy
-    from stepengine.system.buffers import Buffers
-    from stepengine.system.terminals import Terminals
+    from stepengine.workspace.buffers import Buffers
+    from stepengine.workspace.terminals import Terminals
 
 __all__ = ("acp",)
 
@@ -70,7 +70,7 @@ def acp(
 
 
 def _serve(options: Options, offered: Sequence[str], *, allows_bypass: bool, in_terminals: bool) -> Exit:
-    from stepengine.acp import serve, take_stdout
+    from stepengine.adapters.acp import serve, take_stdout
     from stepengine.cli.bench import asking_policy, bench_for, policy_of
     from stepengine.cli.recording import EDITORS, runs_folder
     from stepengine.engine import load_agent
@@ -134,6 +134,6 @@ def _mcp() -> McpMaker | None:
     """Return what makes tools of MCP servers, where the package is there that speaks with them."""
     if importlib.util.find_spec("mcp") is None:
         return None
-    from stepengine.mcp import mcp_tools
+    from stepengine.adapters.mcp import mcp_tools
 
     return mcp_tools

@@ -15,7 +15,7 @@ from stepengine.cli.screen.render import draws_lines, dumps, message_of, say, vi
 from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.errors import DefinitionError
-from stepengine.tooling.spawning import carried_by
+from stepengine.tools.spawning import carried_by
 
 if TYPE_CHECKING:
     from stepengine.engine.packages import Package

@@ -31,7 +31,7 @@ from stepengine.cli.scripts import ScriptFile, models_of_script
 from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
-    from stepengine.judging.blame import Blame
+    from stepengine.evaluation.blame import Blame
 
 __all__ = ("blame",)
 
@@ -96,8 +96,8 @@ def blame(
 
 
 def _blame(options: Options, asked: BlameOptions) -> Exit:
-    from stepengine.judging.blame import blame, expected_calls
-    from stepengine.judging.checks import Check, function_at
+    from stepengine.evaluation.blame import blame, expected_calls
+    from stepengine.evaluation.checks import Check, function_at
 
     if asked.tools not in ("recorded", "idempotent"):
         msg = f"--tools is {asked.tools!r}; it is recorded or idempotent"

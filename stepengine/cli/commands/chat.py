@@ -549,8 +549,8 @@ class Chat:
             self._terminal.say("nothing was written in this chat")
 
     async def _do_memory(self, _: str) -> None:
-        from stepengine.tools import FileMemory
-        from stepengine.tools.remembering import project_scope
+        from stepengine.tools.bundled import FileMemory
+        from stepengine.tools.bundled.remembering import project_scope
 
         store, scopes = FileMemory(), (project_scope(self._options.cwd.resolve()), "user")
         notes = [(scope.partition(":")[0], n) for scope in scopes for n in await store.search(scope, "", SHOWN_NOTES)]
@@ -559,7 +559,7 @@ class Chat:
         )
 
     async def _do_skill(self, said: str) -> Exit | None:
-        from stepengine.system.skills import find_skills, instructions_of, skill_named
+        from stepengine.workspace.skills import find_skills, instructions_of, skill_named
 
         name, _, words = said.partition(" ")
         folder = self._options.cwd.resolve()

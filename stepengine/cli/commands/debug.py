@@ -41,11 +41,11 @@ from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 if TYPE_CHECKING:
     from types import FrameType
 
+    from stepengine.debugging.debugger import AnyWalk, Debugger, ForkedWalk
     from stepengine.engine import Engine
     from stepengine.engine.stepping import Frame, Moment, Stepper
     from stepengine.journal import Journal
     from stepengine.journal.history import History
-    from stepengine.judging.debugger import AnyWalk, Debugger, ForkedWalk
 
 __all__ = ("debug", "debug_divergence")
 
@@ -164,14 +164,14 @@ def _stays_here(engine: Engine, history: History) -> str:
     from stepengine.journal.programs import has_programs
 
     # Without code mode among what the agent's file has imported none of its tools runs programs.
-    if "stepengine.programs.running" in sys.modules and has_programs(history):
+    if "stepengine.sandbox.running" in sys.modules and has_programs(history):
         return "programs do not run in forked processes"
     is_theirs = any(runs_in_sandbox(agent.handle_steps) for agent in engine.agents)
     return "handlers in the sandbox do not run in forked processes" if is_theirs else ""
 
 
 def _debug(options: Options, asked: _DebugOptions, tally: Tally) -> Exit:
-    from stepengine.judging.debugger import Debugger, ForkedWalk, PausedWalk, Rewound, can_fork
+    from stepengine.debugging.debugger import Debugger, ForkedWalk, PausedWalk, Rewound, can_fork
 
     journal = journal_at(options.journal)
     try:
@@ -299,7 +299,7 @@ class DebugSession:
 
     def serve(self, message: Mapping[str, object] | None) -> int:
         """Do commands until there are no more; return the exit code."""
-        from stepengine.judging.debugger import Rewound
+        from stepengine.debugging.debugger import Rewound
 
         begins = message is None
         while self._code is None:
@@ -333,7 +333,7 @@ class DebugSession:
     def _recover(self, start: int) -> None:
         if self._forked is not None:
             self._forked.leave(start, then=None)
-        from stepengine.judging.debugger import PausedWalk
+        from stepengine.debugging.debugger import PausedWalk
 
         walk = self._debugger._walk  # noqa: SLF001
         if isinstance(walk, PausedWalk):
@@ -498,7 +498,7 @@ class DebugSession:
 
     def until(self, rest: str) -> None:
         """Go on to where something holds."""
-        from stepengine.judging.debugger import is_harmless
+        from stepengine.debugging.debugger import is_harmless
 
         if not rest:
             msg = "until what? A line (41, file.py:41), @tool_name, error, or an expression"
@@ -522,7 +522,7 @@ class DebugSession:
 
     def _looked_in_child(self, what: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
         """Look in a process that is thrown away: expressions may do something to what they look at."""
-        from stepengine.judging.debugger import in_child
+        from stepengine.debugging.debugger import in_child
 
         def look() -> str:
             if self._forked is not None:
@@ -656,7 +656,7 @@ class DebugSession:
             yield f" variables {cut('  '.join([f'{n}={cut(v, SHORT)}' for n, v in variables.items()]), self._width)}"
 
     def _answer(self, moment: Moment) -> str:
-        from stepengine.judging.debugger import outcome_text
+        from stepengine.debugging.debugger import outcome_text
 
         if moment.outcome is not None:
             return outcome_text(moment.outcome, self._debugger.texts)
@@ -671,7 +671,7 @@ class DebugSession:
         return self._asked.width or shutil.get_terminal_size().columns
 
     def _source(self, frame: Frame, most: int) -> Iterator[str]:
-        from stepengine.judging.debugger import lines_around
+        from stepengine.debugging.debugger import lines_around
 
         if frame.kind == "program":
             yield f"the program of {self._caller()}, which a model wrote"
@@ -841,7 +841,7 @@ class DebugSession:
 
     def _compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:
         """Compare two positions, *known* being what was seen of them already, and go back to where this stood."""
-        from stepengine.judging.debugger import difference
+        from stepengine.debugging.debugger import difference
 
         for position in sorted((one, two)):
             if str(position) not in known:
@@ -867,7 +867,7 @@ class DebugSession:
         if self._forked is None:
             told = json.loads(act())
         else:
-            from stepengine.judging.debugger import in_child
+            from stepengine.debugging.debugger import in_child
 
             said = in_child(act, seconds=LOOK_SECONDS, network=True)
             if not said:
@@ -887,8 +887,8 @@ class DebugSession:
 
     def _confirm(self, asked: _Fork) -> None:
         """Ask before models are asked for money."""
+        from stepengine.evaluation.samples import course_from
         from stepengine.journal.records import shown_address
-        from stepengine.judging.samples import course_from
 
         stepper = self._debugger.stepper
         history, place = stepper.history, stepper.address_at(stepper.position)
@@ -957,7 +957,7 @@ class DebugSession:
             self._code = code
 
     def _in_process(self, act: Callable[[], int]) -> int:
-        from stepengine.judging.debugger import leave_process, waited
+        from stepengine.debugging.debugger import leave_process, waited
 
         sys.stdout.flush()
         pid = os.fork()
@@ -981,7 +981,7 @@ class DebugSession:
 
     def _breakpoint(self, *_: object, **__: object) -> None:
         """Open the loop in the frame that called ``breakpoint()``; not on the way to somewhere else."""
-        from stepengine.judging.debugger import frame_of
+        from stepengine.debugging.debugger import frame_of
 
         if self._jumps:
             return
@@ -1176,8 +1176,8 @@ def _error_of(kind: str, said: str) -> StepEngineError:
 
 def debug_divergence(stepper: Stepper, error: ReplayDivergence, journal: Journal, options: Options) -> None:
     """Open the loop where a replay differs from its record: its machine still waits there."""
+    from stepengine.debugging.debugger import Debugger, PausedWalk
     from stepengine.engine import Engine
-    from stepengine.judging.debugger import Debugger, PausedWalk
 
     complain(error.message, Exit.DIVERGED)
     engine = Engine()

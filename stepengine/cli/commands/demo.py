@@ -122,7 +122,7 @@ def run_demo(transport: object, progress: Progress | None = None, folder: Path |
     """
     from stepengine.engine import Engine
     from stepengine.models import AnthropicProvider
-    from stepengine.tools import file_tools, search_tools
+    from stepengine.tools.bundled import file_tools, search_tools
 
     with ExitStack() as stack:
         root = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stepengine-demo-")))

@@ -42,9 +42,9 @@ from stepengine.errors import DataError, JournalError
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
-    from stepengine.judging.criteria import Case
-    from stepengine.judging.evaluating import Evaluation, Outcome, Sample
-    from stepengine.judging.scoring import GateOfScores, Scores
+    from stepengine.evaluation.criteria import Case
+    from stepengine.evaluation.evaluating import Evaluation, Outcome, Sample
+    from stepengine.evaluation.scoring import GateOfScores, Scores
 
 __all__ = ("evaluate",)
 
@@ -141,8 +141,8 @@ def evaluate(
 
 
 def _evaluate(options: Options, asked: EvaluateOptions) -> Exit:
-    from stepengine.judging.evaluation_files import load_evaluation
-    from stepengine.judging.scoring import checked, parse_gates, scores_of
+    from stepengine.evaluation.evaluation_files import load_evaluation
+    from stepengine.evaluation.scoring import checked, parse_gates, scores_of
 
     evaluation = _select(load_evaluation(Path(asked.file)), asked)
     _refuse_problems(evaluation, asked)
@@ -197,8 +197,8 @@ def _refuse_problems(evaluation: Evaluation, asked: EvaluateOptions) -> None:
 
 
 def _outcome(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -> tuple[Path, Outcome]:
-    from stepengine.judging.evaluating import EvaluationMode, run_samples
-    from stepengine.judging.evaluation_report import MAX_SEED
+    from stepengine.evaluation.evaluating import EvaluationMode, run_samples
+    from stepengine.evaluation.evaluation_report import MAX_SEED
     from stepengine.testing import ScriptedModel
 
     root = Path(asked.file).resolve().parent
@@ -254,7 +254,7 @@ class _EvaluationAgents:
     def load(self, agent: Any) -> AgentDefinition:
         """Return the agent that an evaluation names, and remember its file: those that it may spawn are found there."""
         from stepengine.engine.loading import load_agent
-        from stepengine.judging.evaluation_files import path_of_agent
+        from stepengine.evaluation.evaluation_files import path_of_agent
 
         if isinstance(agent, AgentDefinition):
             return agent
@@ -310,7 +310,7 @@ def _progress(options: Options) -> Callable[[Sample], object]:
 
 
 def _write(scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], asked: EvaluateOptions) -> None:
-    from stepengine.judging.reporting import page_of
+    from stepengine.evaluation.reporting import page_of
 
     folder.mkdir(parents=True, exist_ok=True)
     results = {**scores.to_json(), "created": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -328,7 +328,7 @@ def _write(scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str
 
 def _write_pages(scores: Scores, folder: Path) -> dict[str, str]:
     """Write the page of each run beside its journal, and return their files by the journals."""
-    from stepengine.judging import render_run
+    from stepengine.debugging import render_run
 
     written: dict[str, str] = {}
     for sample in scores.outcome.samples:
@@ -353,7 +353,7 @@ def _describe_gate(gate: GateOfScores, problem: str) -> str:
 def _tell(
     scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], options: Options, asked: EvaluateOptions
 ) -> None:
-    from stepengine.judging.reporting import failed_lines, summary_lines
+    from stepengine.evaluation.reporting import failed_lines, summary_lines
 
     if options.as_json:
         print(dumps(clean_report({**scores.to_json(), "folder": str(folder)})))
@@ -371,7 +371,7 @@ def _tell(
 
 def _agent_of(scores: Scores, root: Path) -> Callable[[Sample], str]:
     """Return how a command on a sample's journal finds its agent: that of a file is named."""
-    from stepengine.judging.evaluation_files import path_of_agent
+    from stepengine.evaluation.evaluation_files import path_of_agent
 
     agents = scores.outcome.evaluation.agents
     files = {n: path_of_agent(each, root) for n, each in agents.items() if not isinstance(each, AgentDefinition)}

@@ -205,9 +205,9 @@ def _live(branch: Branch, answers: Iterable[str], options: Options, journal: Jou
 
 def _from_record(branch: Branch, rules: _RecordRules, options: Options, journal: Journal, history: History) -> Perform:
     """Return the function that runs a fork whose tools the record answers."""
+    from stepengine.evaluation.checks import function_at
     from stepengine.journal.provenance import has_known_permissions
     from stepengine.journal.recorded_forks import ForkTools, place_after
-    from stepengine.judging.checks import function_at
 
     choice_of("--tools", rules.tools, get_args(ForkTools))
     with as_usage():

@@ -34,8 +34,8 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DataError, DefinitionError, StepEngineError
 
 if TYPE_CHECKING:
+    from stepengine.evaluation.impact import Impact, ImpactGate, RepeatedJournal
     from stepengine.journal import Purse
-    from stepengine.judging.impact import Impact, ImpactGate, RepeatedJournal
 
 __all__ = ("impact",)
 
@@ -118,7 +118,7 @@ def impact(
 
 
 def _impact(files: Sequence[str], options: Options, asked: ImpactOptions) -> Exit:
-    from stepengine.judging.impact import ImpactGate
+    from stepengine.evaluation.impact import ImpactGate
 
     try:
         gates = [ImpactGate.parsed(text) for text in asked.gates]
@@ -155,9 +155,9 @@ def _code(report: Impact, holding: Sequence[ImpactGate], *, strict: bool) -> Exi
 def _make_report(files: Sequence[str], options: Options, asked: ImpactOptions) -> Impact:
     """Return the report of all runs; each is performed with an engine for its own agent."""
     from stepengine.engine import load_agent
-    from stepengine.judging.checks import function_at
-    from stepengine.judging.impact import RepeatedJournal, expected_of, first_difference, impact
-    from stepengine.judging.samples import at_once
+    from stepengine.evaluation.checks import function_at
+    from stepengine.evaluation.impact import RepeatedJournal, expected_of, first_difference, impact
+    from stepengine.evaluation.samples import at_once
 
     models, purse = models_of_script(asked.script), purse_of(asked.budget)
     simulate = function_at(asked.simulate) if asked.simulate else None
@@ -194,7 +194,7 @@ def _make_report(files: Sequence[str], options: Options, asked: ImpactOptions) -
 def _join_parts(
     parts: Sequence[Impact], unread: Sequence[RepeatedJournal], asked: ImpactOptions, purse: Purse
 ) -> Impact:
-    from stepengine.judging.impact import Impact, Judged
+    from stepengine.evaluation.impact import Impact, Judged
 
     return Impact(
         agent=", ".join(dict.fromkeys([part.agent for part in parts])),

@@ -32,11 +32,11 @@ from stepengine.errors import DataError
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
+    from stepengine.evaluation.altering import AgentFile
+    from stepengine.evaluation.criteria import Case
+    from stepengine.evaluation.evaluating import Evaluation
+    from stepengine.evaluation.improving import Improvement
     from stepengine.journal import Journal
-    from stepengine.judging.altering import AgentFile
-    from stepengine.judging.criteria import Case
-    from stepengine.judging.evaluating import Evaluation
-    from stepengine.judging.improving import Improvement
     from stepengine.models import Models
 
 __all__ = ("improve",)
@@ -156,7 +156,7 @@ def improve(
 
 
 def _improve(options: Options, asked: ImproveOptions) -> Exit:
-    from stepengine.judging.buying import ReplyBook
+    from stepengine.evaluation.buying import ReplyBook
 
     search = _PlannedSearch.of(options, asked)
     search.refuse_problems()
@@ -209,8 +209,8 @@ class _PlannedSearch:
         """Return what was asked for, with all that can be known of it; errors say what cannot be."""
         from stepengine.engine.loading import agent_place
         from stepengine.engine.trust import is_sandboxed
-        from stepengine.judging.altering import AgentFile
-        from stepengine.judging.evaluation_files import load_evaluation
+        from stepengine.evaluation.altering import AgentFile
+        from stepengine.evaluation.evaluation_files import load_evaluation
 
         if not asked.file:
             msg = "--eval FILE says what the agent is judged by; `stepengine eval` runs such a file"
@@ -238,7 +238,7 @@ class _PlannedSearch:
         return made
 
     def _plan(self, budget: str) -> None:
-        from stepengine.judging.evaluation_report import MAX_SEED
+        from stepengine.evaluation.evaluation_report import MAX_SEED
 
         asked = self.asked
         self.folder = Path(asked.goes_on or asked.out or _new_folder(self.agent.id))
@@ -308,7 +308,7 @@ class _PlannedSearch:
 
     def _source(self) -> str:
         """Return a digest of all that decides what a search finds, beside its seed and its budget."""
-        from stepengine.judging.criteria import digest_of_function
+        from stepengine.evaluation.criteria import digest_of_function
 
         cases = [
             [
@@ -329,7 +329,7 @@ class _PlannedSearch:
 
     def refuse_problems(self) -> None:
         """Refuse what cannot be searched, with all that is wrong at once, and draw the cases that are held out."""
-        from stepengine.judging.improving import problems_of, split_of
+        from stepengine.evaluation.improving import problems_of, split_of
 
         sides: dict[str, Any] = {"agent": self.asked.agent}
         evaluation = attrs.evolve(self.evaluation, agents=sides)
@@ -403,7 +403,7 @@ class _PlannedSearch:
     def load(self, agent: Any) -> AgentDefinition:
         """Return the agent of a judge."""
         from stepengine.engine.loading import load_agent
-        from stepengine.judging.evaluation_files import path_of_agent
+        from stepengine.evaluation.evaluation_files import path_of_agent
 
         return load_agent(path_of_agent(agent, self.root), folders=self.options.settings.agent_folders)
 
@@ -411,8 +411,8 @@ class _PlannedSearch:
         """Search to the end, and return what came of it."""
         from stepengine.engine import Engine
         from stepengine.engine.loading import bundled_agent
-        from stepengine.judging.buying import Buyer
-        from stepengine.judging.improving import Improvement, Trials
+        from stepengine.evaluation.buying import Buyer
+        from stepengine.evaluation.improving import Improvement, Trials
 
         improver = bundled_agent(IMPROVER)
         assert improver is not None  # noqa: S101 - it comes with the package
@@ -499,7 +499,7 @@ def _json_of(search: _PlannedSearch, made: Improvement) -> dict[str, Any]:
 
 
 def _write(search: _PlannedSearch, made: Improvement) -> None:
-    from stepengine.judging.reporting import page_of_improvement
+    from stepengine.evaluation.reporting import page_of_improvement
 
     redactor = cleaner()
     page = page_of_improvement(made, search.parts, lambda text: visible(redactor.text(text)))

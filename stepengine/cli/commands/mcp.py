@@ -177,8 +177,8 @@ def _serve(options: Options, names: list[str], *, place: _ServerAddress | None, 
     # Standard output belongs to the protocol: what an agent file prints goes where people look.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
+        from stepengine.adapters.mcp.serving import AgentServer, Offered
         from stepengine.engine import load_agent
-        from stepengine.mcp.serving import AgentServer, Offered
 
         offered = []
         for name in names:
@@ -224,7 +224,7 @@ async def _until_a_signal(server: Any, engines: list[Any], place: _ServerAddress
 
 
 def _inspect(server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool) -> Exit:
-    from stepengine.mcp import mcp_tools
+    from stepengine.adapters.mcp import mcp_tools
 
     is_address = len(server) == 1 and server[0].startswith(("http://", "https://"))
     if len(server) == 1 and "://" in server[0] and not is_address:

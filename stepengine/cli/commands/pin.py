@@ -58,8 +58,8 @@ def pin(
 
 
 def _pin(options: Options, wanted: str, name: str, folder: Path) -> Exit:
-    from stepengine.judging.checks import Check
-    from stepengine.judging.pinning import pin
+    from stepengine.evaluation.checks import Check
+    from stepengine.evaluation.pinning import pin
 
     case = case_of(options.journal, options, performs=False)
     agents = family(case.agent, options.agent, options.settings.agent_folders)
@@ -92,7 +92,7 @@ def _pin(options: Options, wanted: str, name: str, folder: Path) -> Exit:
 def _place_of(agent_id: str, given: str, options: Options, file: Path) -> str:
     """Return how the test names an agent: its file as seen from the project's folder; one that comes along by its id."""
     from stepengine.engine import loading
-    from stepengine.judging.pinning import seen_from
+    from stepengine.evaluation.pinning import seen_from
 
     place = loading.agent_place(given or agent_id, folders=options.settings.agent_folders)
     package = Path(loading.__file__).resolve().parents[1]

@@ -136,7 +136,7 @@ def _known_tools(agent: str) -> dict[str, ToolSpec]:
     from stepengine.cli.bench import family
     from stepengine.data.tools import ToolLike
     from stepengine.engine import load_agent
-    from stepengine.tools.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import uncalled_tools
 
     specs = {tool.spec.name: tool.spec for tool in uncalled_tools(Path.cwd())}
     for definition in family(load_agent(agent), agent) if agent else ():

@@ -16,7 +16,7 @@ from stepengine.cli.screen.render import dumps, say
 from stepengine.errors import UnknownModel
 
 if TYPE_CHECKING:
-    from stepengine.judging.prices import Priced
+    from stepengine.evaluation.prices import Priced
 
 __all__ = ("price",)
 
@@ -52,7 +52,7 @@ def price(
 
 def _price(files: list[str], models: list[str], options: Options, *, as_json: bool) -> Exit:
     from stepengine.cli.bench import registry_of
-    from stepengine.judging.prices import FORMAT, calls_of, priced
+    from stepengine.evaluation.prices import FORMAT, calls_of, priced
     from stepengine.models.pricing import cost_of
 
     registry, now = registry_of(options.settings), datetime.now(UTC)
@@ -81,7 +81,7 @@ def _price(files: list[str], models: list[str], options: Options, *, as_json: bo
 
 
 def _describe_price(file: str, one: Priced) -> str:
-    from stepengine.judging.samples import shown_dollars
+    from stepengine.evaluation.samples import shown_dollars
 
     if one.low is None or one.high is None:
         cost = "unknown"
@@ -94,7 +94,7 @@ def _describe_price(file: str, one: Priced) -> str:
 
 
 def _sum(model: str, made: list[Priced]) -> Priced:
-    from stepengine.judging.prices import Priced
+    from stepengine.evaluation.prices import Priced
 
     def total(values: list[Decimal | None]) -> Decimal | None:
         known = [value for value in values if value is not None]

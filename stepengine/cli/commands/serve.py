@@ -37,13 +37,13 @@ from stepengine.runtime.logs import LOGGER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from stepengine.debugging.desk import Maker
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
-    from stepengine.judging.desk import Maker
-    from stepengine.serving import Application
-    from stepengine.serving.access import Logins
-    from stepengine.serving.sources import Sources
+    from stepengine.server import Application
+    from stepengine.server.access import Logins
+    from stepengine.server.sources import Sources
 
 __all__ = ("Served", "engine_again", "serve", "serve_runs")
 
@@ -208,10 +208,10 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
     Raises:
         UsageProblem: when it cannot be served so.
     """
-    from stepengine.serving import app
-    from stepengine.serving.access import LOOPBACK, Logins
-    from stepengine.serving.extra import check_extra
-    from stepengine.serving.quotas import parse_quotas
+    from stepengine.server import app
+    from stepengine.server.access import LOOPBACK, Logins
+    from stepengine.server.extra import check_extra
+    from stepengine.server.quotas import parse_quotas
 
     check_extra()
     check_extra("uvicorn")
@@ -329,7 +329,7 @@ def _durable(engine: Engine | DurableEngine, db: str, *, executor: str, works: b
 
 def _sources(module: str, options: Options, left_out: list[str]) -> Sources:
     """Return the files of which the engine is made; of a folder those that could not be loaded at the start may stay so."""
-    from stepengine.serving.sources import Sources
+    from stepengine.server.sources import Sources
 
     def leave_out(problem: str) -> None:
         if problem not in left_out:
@@ -357,7 +357,7 @@ def engine_of(
     Raises:
         UsageProblem: when there is none.
     """
-    from stepengine.ag_ui import page_hooks
+    from stepengine.adapters.ag_ui import page_hooks
     from stepengine.engine import Engine
 
     if function := _function_of(module):
@@ -386,7 +386,7 @@ def engine_of(
 
 def maker_of(module: str, options: Options) -> Maker:
     """Return what makes the engine again of what was typed for ``stepengine serve``."""
-    from stepengine.judging.desk import Maker
+    from stepengine.debugging.desk import Maker
 
     given: dict[str, Any] = {name: getattr(options, name) for name in TYPED}
     for name in PATHS:
@@ -438,7 +438,7 @@ def _make_engine(module: str, function: str) -> Engine | DurableEngine:
 @contextlib.contextmanager
 def _tokens(file: Path | None) -> Iterator[tuple[Path, str]]:
     """Give the file of tokens; without one that of a token for this time, and the token."""
-    from stepengine.serving import Tokens
+    from stepengine.server import Tokens
 
     if file is not None:
         if not file.exists():
@@ -471,7 +471,7 @@ def _warnings_shown() -> Iterator[None]:
 
 async def _until_told(served: Application, wanted: Served, begun: Callable[[str], object]) -> Exit:
     from stepengine.durable import DatabaseAway, ExecutorBusy
-    from stepengine.serving.listening import listen
+    from stepengine.server.listening import listen
 
     try:
         has_listened = await listen(served, wanted.host, wanted.port, begun)

@@ -337,7 +337,7 @@ def _compaction(found: Compaction) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    from stepengine.tools.recalling import message_text
+    from stepengine.tools.bundled.recalling import message_text
 
     return {"role": message.role, "text": message_text(message), "message": to_json(message)}
 

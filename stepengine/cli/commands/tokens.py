@@ -14,7 +14,7 @@ from stepengine.cli.screen.render import dumps, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 from stepengine.errors import DataError, DefinitionError
-from stepengine.serving.access import SCOPES, KnownToken, Tokens
+from stepengine.server.access import SCOPES, KnownToken, Tokens
 
 __all__ = ("add", "listed", "revoke")
 

@@ -13,7 +13,7 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
 
 if TYPE_CHECKING:
-    from stepengine.tools.reference import Form, Parameter, ResultKey, ToolPage
+    from stepengine.tools.bundled.reference import Form, Parameter, ResultKey, ToolPage
 
 __all__ = ("tools",)
 
@@ -39,7 +39,7 @@ def tools(
       stepengine agents tools read_files code_search
       stepengine agents tools read_files --json
     """
-    from stepengine.tools.reference import told
+    from stepengine.tools.bundled.reference import told
 
     known = {one.name: one for one in told()}
     for name in names or ():
@@ -62,7 +62,7 @@ def describe_tool(one: ToolPage) -> Iterator[str]:
     """Give the lines that describe a tool."""
     yield f"{one.name}: {one.text}"
     made = (
-        f"{one.maker} of stepengine.tools"
+        f"{one.maker} of stepengine.tools.bundled"
         if one.maker
         else "there for every handler; models have it where agents list it"
     )
@@ -72,7 +72,7 @@ def describe_tool(one: ToolPage) -> Iterator[str]:
     for number, form in enumerate(one.forms):
         yield from ["", f"{'Or gives' if number else 'Gives'} {_describe_result(form)}", *_keys(form)]
     yield from ["", f"{'Fails':<{INDENT}}{one.errors}", f"{'Limits':<{INDENT}}{one.limits}", ""]
-    yield from ["In a handler:", "  from stepengine import call", f"  from stepengine.tools import {one.name}"]
+    yield from ["In a handler:", "  from stepengine import call", f"  from stepengine.tools.bundled import {one.name}"]
     yield f"  yield from call({one.name}{''.join([f', {key}={value!r}' for key, value in one.example.items()])})"
 
 
@@ -90,7 +90,7 @@ def _describe_parameter(one: Parameter) -> str:
 def _describe_result(form: Form) -> str:
     if not form.shape:
         return "a text."
-    return f"{'an' if form.type[0] in 'aeiou' else 'a'} {form.type} ({form.shape} of stepengine.tools.shapes):"
+    return f"{'an' if form.type[0] in 'aeiou' else 'a'} {form.type} ({form.shape} of stepengine.tools.bundled.shapes):"
 
 
 def _keys(form: Form, indent: str = "  ") -> Iterator[str]:

@@ -22,7 +22,7 @@ from stepengine.errors import DefinitionError, JournalError, UndoRefused, Worksp
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, Undone
-    from stepengine.system.workspace import Workspace
+    from stepengine.workspace.workspace import Workspace
 
 __all__ = ("root_of", "undo")
 
@@ -150,7 +150,7 @@ def root_of(options: Options) -> Path | Workspace:
     """Return what the tools of a run write to: a folder of this machine, or the place where it works."""
     if not options.workspace:
         return options.cwd
-    from stepengine.system.workspace import Workspace
+    from stepengine.workspace.workspace import Workspace
 
     place = Workspace.named(options.workspace, options.cwd.resolve())
     return place.here or place

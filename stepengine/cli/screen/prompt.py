@@ -30,7 +30,7 @@ from stepengine.redaction import ANY
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from stepengine.system.root import Root
+    from stepengine.workspace.root import Root
 
 __all__ = ("Above", "Attached", "Prompt", "PromptHistory", "attached", "shell_output")
 
@@ -570,8 +570,8 @@ def _read_below(
 ) -> str | Exception:
     """Return what *read* gives of *name* below *folder*, or why it cannot."""
     from stepengine.errors import ToolError
-    from stepengine.system.path_policy import PathPolicy
-    from stepengine.system.root import Root
+    from stepengine.workspace.path_policy import PathPolicy
+    from stepengine.workspace.root import Root
 
     try:
         with contextlib.closing(Root(folder, PathPolicy(withhold=tuple(withhold), allow_wide_root=True))) as root:
@@ -583,8 +583,8 @@ def _read_below(
 
 
 def _content(root: Root, name: str, most: int) -> str:
-    from stepengine.system import calls
-    from stepengine.system.text import read_capped
+    from stepengine.workspace import calls
+    from stepengine.workspace.text import read_capped
 
     fd = root.open_file(name).fd
     try:
@@ -598,7 +598,7 @@ def _content(root: Root, name: str, most: int) -> str:
 
 
 def _listing(root: Root, name: str, most: int) -> str:
-    from stepengine.system import calls
+    from stepengine.workspace import calls
 
     opened = root.open_folder(name)
     try:

@@ -1,0 +1,22 @@
+"""
+The Agent Client Protocol over stdin and stdout: our agents in editors, and agents of others that ours lead.
+
+Two directions meet here and share only the words of the protocol. ``agent`` answers an editor: a session is a conversation, a prompt is
+a run, our events are its updates, and a permission that a policy asks for is the editor's dialogue. ``leading`` starts somebody else's
+agent as a program, which then stands where an agent of ours stands: a turn of it is one call of a tool, and so is what it wants to
+read, write or run, which rules and people judge as any other. Stdout belongs to the protocol, so it is taken away from everything
+else in the process before anything can print.
+
+What lives here: sessions, prompts, permissions and our events in the protocol's words, and theirs in ours. The package ``acp`` (of
+``agent-client-protocol``) is imported only here, on first use.
+
+Must not be here: the tools themselves, MCP, and printing.
+
+Begin with ``agent`` and ``updates``; ``leading`` for the other direction.
+"""
+
+from stepengine.adapters.acp.agent import EditorAgent, MakeEngine
+from stepengine.adapters.acp.leading import ExternalAgent, ExternalReply
+from stepengine.adapters.acp.serving import serve, take_stdout
+
+__all__ = ("EditorAgent", "ExternalAgent", "ExternalReply", "MakeEngine", "serve", "take_stdout")

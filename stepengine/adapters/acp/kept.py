@@ -1,0 +1,253 @@
+"""
+What is kept of an editor's sessions: a folder each, with a journal for every turn and what was said.
+
+What must not be here: the protocol, and how a turn is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from stepengine.adapters.acp.choosing import Chosen
+from stepengine.data.visible import visible
+from stepengine.errors import SessionError
+from stepengine.workspace.calls import OTHERS_WRITE_BITS
+
+__all__ = ("KeptSession", "KeptSessions", "PromptRun")
+
+VERSION = 1
+ID = re.compile(r"[0-9a-f]{16}")
+ABOUT = "session.json"
+MAX_ABOUT = 16 * 1_048_576
+TITLE_CHARS = 80
+
+
+@frozen
+class PromptRun:
+    """
+    One prompt and the run that it began.
+
+    Attributes:
+        prompt: What the user said, as it is shown again.
+        journal: Where the run is recorded.
+        is_kept: Whether the conversation went on from its state: not when it failed.
+        chosen: What held for it: a replay needs the same.
+        servers: The names of the MCP servers whose tools it had.
+    """
+
+    prompt: str
+    journal: Path
+    is_kept: bool = False
+    chosen: Chosen = Chosen()
+    servers: tuple[str, ...] = ()
+
+    @property
+    def media(self) -> Path:
+        """Where the images and documents are kept that the prompt had."""
+        return self.journal.with_suffix(".media.json")
+
+    def form(self) -> dict[str, object]:
+        """Return the turn as JSON."""
+        chosen, told = self.chosen, {"prompt": self.prompt, "journal": self.journal.name, "kept": self.is_kept}
+        return {**told, "mode": chosen.mode, "model": chosen.model, "servers": list(self.servers)}
+
+    @classmethod
+    def of_form(cls, form: Any, folder: Path) -> PromptRun:
+        """Return the turn that JSON describes, of a session in *folder*."""
+        chosen = _read_choice(form)
+        servers = tuple([str(name) for name in form.get("servers", ())])
+        return cls(str(form["prompt"]), folder / Path(form["journal"]).name, bool(form["kept"]), chosen, servers)
+
+
+@attrs.define(eq=False)
+class KeptSession:
+    """
+    One session.
+
+    Attributes:
+        id: 16 hex digits.
+        folder: Where it is kept.
+        cwd: The workspace.
+        turns: What was said, in order.
+        updated: When it changed last, as ISO 8601 in UTC.
+        chosen: What a person chose for its next turn.
+    """
+
+    id: str
+    folder: Path
+    cwd: Path
+    turns: list[PromptRun] = attrs.field(factory=list)
+    updated: str = ""
+    chosen: Chosen = Chosen()
+
+    @property
+    def title(self) -> str:
+        """The first words of the first prompt."""
+        first = self.turns[0].prompt if self.turns else ""
+        return visible(" ".join(first.split()), strict=True)[:TITLE_CHARS]
+
+    def begin(self, prompt: str, *, servers: tuple[str, ...] = (), media: str = "") -> PromptRun:
+        """Add a turn whose run begins now, and keep it, with the images of its prompt as JSON in *media*."""
+        journal = self.folder / f"{len(self.turns) + 1:04}.jsonl"
+        turn = PromptRun(prompt, journal, chosen=self.chosen, servers=servers)
+        self.turns.append(turn)
+        try:
+            if media:
+                _write(turn.media, media)
+            self.save()
+        except SessionError:
+            self.turns.pop()
+            raise
+        return turn
+
+    def end(self, turn: PromptRun, *, is_kept: bool) -> None:
+        """Keep how a turn ended."""
+        self.turns[self.turns.index(turn)] = attrs.evolve(turn, is_kept=is_kept)
+        self.save()
+
+    def save(self) -> None:
+        """
+        Write what is known of the session; the file is whole before it takes the place of the old one.
+
+        Raises:
+            SessionError: when it cannot be written.
+        """
+        self.updated = datetime.now(UTC).isoformat(timespec="milliseconds")
+        about = {
+            "version": VERSION,
+            "cwd": str(self.cwd),
+            "updated": self.updated,
+            "mode": self.chosen.mode,
+            "model": self.chosen.model,
+            "turns": [turn.form() for turn in self.turns],
+        }
+        _write(self.folder / ABOUT, json.dumps(about))
+
+
+class KeptSessions:
+    """
+    The sessions in a folder, which is made for its owner alone.
+
+    Raises:
+        SessionError: from its methods, when a session is missing, broken, or cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def new(self, cwd: Path) -> KeptSession:
+        """Make a session."""
+        session = KeptSession(secrets.token_hex(8), Path(), cwd)
+        session.folder = self._folder / session.id
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_owner()
+            session.folder.mkdir(mode=0o700)
+            session.save()
+        except OSError as error:
+            raise _unkept(self._folder, error) from None
+        return session
+
+    def find(self, session_id: str) -> KeptSession:
+        """Return the session of an id."""
+        folder = self._folder / session_id
+        if not ID.fullmatch(session_id) or not (folder / ABOUT).is_file():
+            msg = f"there is no session {session_id!r:.80}; `session/list` names those that are kept"
+            raise SessionError(msg)
+        try:
+            self._check_owner()
+            about = _read(folder / ABOUT)
+            turns = [PromptRun.of_form(turn, folder) for turn in about["turns"]]
+            return KeptSession(
+                session_id, folder, Path(about["cwd"]), turns, str(about["updated"]), _read_choice(about)
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            msg = f"the session {session_id!r} cannot be read: {type(error).__name__}"
+            raise SessionError(msg) from None
+
+    def _check_owner(self) -> None:
+        """Raise unless only this user may put something into the folder: what lies there is what an agent goes on from."""
+        status = self._folder.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE_BITS:
+            msg = f"others may write in {str(self._folder)!r}; make it yours alone with `chmod 700`"
+            raise SessionError(msg)
+
+    def copy(self, source: KeptSession, cwd: Path) -> KeptSession:
+        """Make a session that goes on from where another one is."""
+        made = self.new(cwd)
+        made.chosen = source.chosen
+        for turn in source.turns:
+            for file in (turn.journal, turn.media):
+                if file.is_file():
+                    try:
+                        shutil.copy2(file, made.folder / file.name)
+                    except OSError as error:
+                        raise _unkept(made.folder, error) from None
+            made.turns.append(attrs.evolve(turn, journal=made.folder / turn.journal.name))
+        made.save()
+        return made
+
+    def remove(self, session_id: str) -> None:
+        """Delete a session with its journals; an unknown session counts as deleted."""
+        folder = self._folder / session_id
+        if not ID.fullmatch(session_id) or not folder.is_dir() or folder.is_symlink():
+            return
+        self._check_owner()
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise _unkept(self._folder, error) from None
+
+    def all(self, cwd: Path | None) -> list[KeptSession]:
+        """Return the sessions of a workspace, or all; the newest first. Those that cannot be read are left out."""
+        found = []
+        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
+            try:
+                session = self.find(folder.name)
+            except SessionError:
+                continue
+            if cwd is None or session.cwd == cwd:
+                found.append(session)
+        return sorted(found, key=lambda session: session.updated, reverse=True)
+
+
+def _unkept(folder: Path, error: OSError) -> SessionError:
+    return SessionError(f"a session cannot be kept in {str(folder)!r}: {error.strerror}")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if file.stat().st_size > MAX_ABOUT:
+        msg = "too large"
+        raise ValueError(msg)
+    about: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
+    return about
+
+
+def _read_choice(form: Any) -> Chosen:
+    return Chosen(str(form.get("mode", "")), str(form.get("model", "")))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file of a session; it is whole before it takes the place of the old one."""
+    place = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            out.write(text)
+        place.replace(file)
+    except OSError as error:
+        raise _unkept(file.parent, error) from None
+    finally:
+        with suppress(OSError):
+            place.unlink(missing_ok=True)

@@ -1,0 +1,230 @@
+"""
+The program of another agent: started, spoken with in lines of JSON, and ended with everything that it started.
+
+What must not be here: what the lines mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepengine.adapters.acp.serving import read_message
+from stepengine.errors import ExternalAgentError
+from stepengine.redaction import is_secret_variable
+from stepengine.workspace.environment import SUPERVISOR, find_program
+
+__all__ = ("AgentProgram", "environment_of")
+
+LINE_BYTES = 16 * 1024 * 1024
+"""The longest line: a whole file, or an image, is one."""
+JUNK_LINES = 200
+"""How many lines that are no messages are passed over: what a program prints that did not expect to be spoken with."""
+SAID_BYTES = 8_192
+SAID_CHARS = 2_000
+EOF_SECONDS = 2.0
+"""How long a program has after the end of its input: it may be writing its session down."""
+TERM_SECONDS = 2.0
+"""How long it has after SIGTERM, before it is killed."""
+END_SECONDS = 5.0
+LINGER_SECONDS = 1.0
+START_SECONDS = 60.0
+ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM")
+"""What a program sees of our variables: what it needs to find itself and its own settings, and no keys."""
+REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is not a program of this system"}
+
+
+def environment_of(names: Sequence[str]) -> dict[str, str]:
+    """Return what a program sees of this process's variables: those that every one does, and those of *names*."""
+    own = [name for name in ALWAYS if not is_secret_variable(name)]
+    return {name: os.environ[name] for name in (*own, *names) if name in os.environ}
+
+
+class AgentProgram:
+    """
+    A program, and the supervisor that ends all of it, also when this process is killed; a transport of the protocol's package.
+
+    Attributes:
+        problem: Why no more is read, where that is not simply its end.
+    """
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, line: socket.socket) -> None:
+        self.problem = ""
+        self._name = name
+        self._process = process
+        self._line = line
+        self._junk = 0
+        self._first_junk = ""
+        self._said = b""
+        self._ended = ""
+        self._has_ended = asyncio.Event()
+        self._pid = 0
+        self._tasks = [asyncio.create_task(self._listen())]
+
+    @classmethod
+    async def start(cls, command: Sequence[str], env: Mapping[str, str], folder: Path) -> AgentProgram:
+        """
+        Start a program.
+
+        Raises:
+            ExternalAgentError: when it cannot be.
+        """
+        path = find_program(command[0], env.get("PATH", os.defpath), ())
+        if path is None:
+            msg = f"the program {command[0]!r} is not on the search path; install it, or give its path in command=[...]"
+            raise ExternalAgentError(msg, kind="start")
+        line, theirs = socket.socketpair()
+        try:
+            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            line.close()
+            theirs.close()
+            msg = f"the folder {os.fspath(folder)!r} cannot be opened: {error.strerror}"
+            raise ExternalAgentError(msg, kind="start") from None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", "-X", "utf8", SUPERVISOR, str(os.getpid()), str(theirs.fileno()),
+                str(opened), "", path, *command,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                env=dict(env), pass_fds=(theirs.fileno(), opened), start_new_session=True, limit=LINE_BYTES,
+            )  # fmt: skip
+        except BaseException:
+            line.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(opened)
+        line.setblocking(False)
+        made = cls(command[0], process, line)
+        try:
+            await made._check()
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    async def _check(self) -> None:
+        """Wait until the supervisor says that the program runs, or why it does not."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(START_SECONDS):
+            said = await loop.sock_recv(self._line, 64)
+        word, _, number = said.decode("ascii", "replace").strip().partition(" ")
+        if word != "pid":
+            code = int(number) if number.isdecimal() else 0
+            why = REASONS.get(code) or os.strerror(code)
+            msg = f"the program {self._name!r} could not be started: {why}"
+            raise ExternalAgentError(msg, kind="start")
+        self._pid = int(number)
+        self._tasks.append(asyncio.create_task(self._watch()))
+
+    async def _watch(self) -> None:
+        """Have what a program has left behind ended with it: it may hold the pipes, and nobody would see that it has ended."""
+        with contextlib.suppress(OSError):
+            said = await asyncio.get_running_loop().sock_recv(self._line, 64)
+            self._ended = said.decode("ascii", "replace").strip()
+            self._has_ended.set()
+            await asyncio.sleep(LINGER_SECONDS)
+            self._line.send(b"end")
+
+    async def _listen(self) -> None:
+        """Keep the end of what the program prints for people."""
+        stream = self._process.stderr
+        assert stream is not None  # noqa: S101 - it was asked for
+        while data := await stream.read(SAID_BYTES):
+            self._said = (self._said + data)[-SAID_BYTES:]
+
+    # --- the transport ------------------------------------------------------------------------------------------------
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Send a message."""
+        stream = self._process.stdin
+        assert stream is not None  # noqa: S101
+        stream.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        await stream.drain()
+
+    async def receive(self) -> dict[str, Any] | None:
+        """Return the next message; ``None`` when there is none any more."""
+        stream = self._process.stdout
+        assert stream is not None  # noqa: S101
+        while True:
+            try:
+                line = await stream.readuntil(b"\n")
+            except asyncio.IncompleteReadError:
+                return None
+            except asyncio.LimitOverrunError:
+                self.problem = f"it sent a line of more than {LINE_BYTES:,} bytes"
+                return None
+            message = read_message(line)
+            if message is not None:
+                return message
+            if line.strip():
+                self._junk += 1
+                self._first_junk = self._first_junk or line[:200].decode("utf-8", "replace").strip()
+            if self._junk > JUNK_LINES:
+                self.problem = f"it printed {self._junk} lines that are no messages, such as {self._first_junk!r}"
+                return None
+
+    async def close(self) -> None:
+        """End the program, by itself where it does that in time, and everything that it started."""
+        work = asyncio.ensure_future(self._end())
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # What was started has to be gone before anybody goes on.
+            await asyncio.wait((work,))
+            raise
+
+    async def _ask_to_end(self) -> None:
+        """Let the program end by itself: its input ends, then it is told to; what it says meanwhile is still read."""
+        stream = self._process.stdin
+        if stream is None or self.problem or not self._pid or self._has_ended.is_set():
+            return
+        stream.close()
+        for seconds, number in ((EOF_SECONDS, signal.SIGTERM), (TERM_SECONDS, None)):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_ended.wait(), seconds)
+                return
+            if number is not None and self._process.returncode is None:
+                # The number is its own as long as its supervisor is there, which waits for nobody but us.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._pid, number)
+
+    async def _end(self) -> None:
+        await self._ask_to_end()
+        for task in self._tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*self._tasks[1:], return_exceptions=True)
+        with contextlib.suppress(OSError):
+            self._line.send(b"end")
+        self._line.close()
+        stream = self._process.stdin
+        if stream is not None:
+            stream.close()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        self._tasks[0].cancel()
+        await asyncio.gather(self._tasks[0], return_exceptions=True)
+
+    async def why_ended(self) -> str:
+        """Return what is known of a program that ended by itself."""
+        if self.problem:
+            return self.problem
+        # What it said last, and how it ended, are still on their way.
+        await asyncio.wait(self._tasks, timeout=LINGER_SECONDS)
+        said = self._said.decode("utf-8", "replace").strip()[-SAID_CHARS:]
+        ended = "its program ended" + (f" ({self._ended})" if self._ended else "")
+        junk = f"; it printed {self._first_junk!r}" if self._first_junk else ""
+        return f"{ended}{junk}; it said: {said}" if said else f"{ended}{junk}"

@@ -1,0 +1,182 @@
+"""
+What a person says in an editor: prompts of text, links, files and images, and the skills that begin one as commands.
+
+What must not be here: sessions, and how a turn is run.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.messages import DocumentPart, ImagePart, UserMessage
+from stepengine.data.state import AgentState
+from stepengine.data.visible import visible
+from stepengine.errors import InputError, ToolError
+from stepengine.workspace.skills import find_skills, instructions_of
+
+if TYPE_CHECKING:
+    from acp import schema
+
+__all__ = ("EditorPrompt", "add_instructions", "commands_in", "prompt_of", "shown_again", "state_with")
+
+MAX_RESOURCE = 32_768
+"""Characters of a text that an editor puts into a prompt as context."""
+MAX_MEDIA = 20 * 1_048_576
+"""Bytes of the images and documents of a prompt."""
+MAX_COMMANDS = 100
+ABOUT_CHARS = 200
+
+Media: TypeAlias = ImagePart | DocumentPart
+
+
+@frozen
+class EditorPrompt:
+    """
+    One prompt.
+
+    Attributes:
+        text: Its text; links are named in it, and embedded texts stand in it.
+        media: Its images and documents.
+    """
+
+    text: str
+    media: tuple[Media, ...] = ()
+
+
+def prompt_of(blocks: Iterable[Any]) -> EditorPrompt:
+    """
+    Return what the blocks of a prompt say; links are named and never fetched.
+
+    Raises:
+        InputError: for a block that this agent did not offer to take, and for what is no base64.
+    """
+    texts, media = list[str](), list[Media]()
+    for block in blocks:
+        resource: Any = getattr(block, "resource", None)
+        if block.type == "text":
+            texts.append(block.text)
+        elif block.type == "resource_link":
+            texts.append(f"[{block.name}]({block.uri})")
+        elif block.type == "resource" and getattr(resource, "text", None) is not None:
+            texts.append(_embed_resource(resource))
+        elif block.type == "image":
+            media.append(ImagePart(data=_bytes(block.data), mime_type=block.mime_type))
+        elif block.type == "resource" and getattr(resource, "blob", None) is not None:
+            media.append(_file(resource))
+        else:
+            msg = f"a prompt of this agent has text, links, embedded files and images, no {block.type!r}"
+            raise InputError(msg)
+    if sum(len(part.data or b"") for part in media) > MAX_MEDIA:
+        msg = f"the images and files of a prompt have more than {MAX_MEDIA:,} bytes; send fewer of them"
+        raise InputError(msg)
+    return EditorPrompt("\n\n".join(texts), tuple(media))
+
+
+def _embed_resource(resource: Any) -> str:
+    text = resource.text
+    cut = f"\n... ({len(text) - MAX_RESOURCE} characters more)" if len(text) > MAX_RESOURCE else ""
+    return f'<resource uri="{resource.uri}">\n{text[:MAX_RESOURCE]}{cut}\n</resource>'
+
+
+def _file(resource: Any) -> Media:
+    kind, data = resource.mime_type or "application/octet-stream", _bytes(resource.blob)
+    if kind.startswith("image/"):
+        return ImagePart(data=data, mime_type=kind)
+    return DocumentPart(data=data, mime_type=kind, name=str(resource.uri).rpartition("/")[2])
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        msg = "an image or a file of the prompt is no base64"
+        raise InputError(msg) from None
+
+
+def state_with(state: AgentState | None, media: Sequence[Media]) -> AgentState | None:
+    """Return where a conversation goes on from when images and documents stand before what is said next."""
+    if not media:
+        return state
+    shown = UserMessage(list(media))
+    if state is None:
+        return AgentState.from_messages([shown])
+    return attrs.evolve(state, message_history=state.message_history.append(shown), view=state.view.append(shown))
+
+
+# --- kept beside a turn, to be shown again ----------------------------------------------------------------------------
+
+
+def media_form(media: Sequence[Media]) -> str:
+    """Return images and documents as they are kept."""
+    return json.dumps(
+        [
+            {
+                "data": base64.b64encode(part.data or b"").decode(),
+                "type": part.mime_type,
+                "name": getattr(part, "name", ""),
+            }
+            for part in media
+        ]
+    )
+
+
+def shown_again(text: str, media_file: Path) -> list[object]:
+    """Return the updates that show what was said in a turn."""
+    import acp
+
+    return [acp.update_user_message_text(text), *[acp.update_user_message(block) for block in _kept_blocks(media_file)]]
+
+
+def _kept_blocks(file: Path) -> list[Any]:
+    import acp
+
+    try:
+        if not file.is_file() or file.stat().st_size > 2 * MAX_MEDIA:
+            return []
+        kept: list[Any] = json.loads(file.read_text(encoding="utf-8"))
+        images = [one for one in kept if str(one["type"]).startswith("image/")]
+        others = [one for one in kept if one not in images]
+        blocks: list[Any] = [acp.image_block(str(one["data"]), str(one["type"])) for one in images]
+        return blocks + [acp.text_block(f"({visible(str(one['name']), strict=True) or one['type']})") for one in others]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def commands_in(folder: Path) -> list[schema.AvailableCommand]:
+    """Return the skills of a project and of the user as commands, which a prompt may begin with."""
+    from acp import schema
+
+    found = list(find_skills(folder, user=True).skills.values())[:MAX_COMMANDS]
+    return [
+        schema.AvailableCommand(
+            name=skill.name,
+            description=visible(skill.description, strict=True)[:ABOUT_CHARS],
+            input=schema.AvailableCommandInput(root=schema.UnstructuredCommandInput(hint="what to do with it")),
+        )
+        for skill in found
+    ]
+
+
+def add_instructions(text: str, folder: Path) -> str:
+    """Return a prompt with the instructions of the skill that it begins with as ``/NAME``; any other one as it is."""
+    name, _, words = text.removeprefix("/").partition(" ")
+    if not text.startswith("/"):
+        return text
+    skill = find_skills(folder, user=True).skills.get(name)
+    if skill is None:
+        return text
+    try:
+        return "\n\n".join([instructions_of(skill), words.strip()]).rstrip()
+    except ToolError as error:
+        raise InputError(error.message) from None

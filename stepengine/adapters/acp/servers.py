@@ -1,0 +1,122 @@
+"""
+The MCP servers that an editor names for a session, as sources of tools of its agent.
+
+What lives here: names, and servers that do not start. What must not: MCP itself, which whoever serves an editor brings along.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Generator, Iterable
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition, HookContext, ToolSource
+from stepengine.data.hooks import Change
+from stepengine.data.visible import visible
+from stepengine.errors import DefinitionError, ToolError
+
+__all__ = ("McpMaker", "named_servers", "recorded_servers", "with_sources")
+
+NAME_CHARS = 28
+SHOWN_CHARS = 300
+START_SECONDS = 60.0
+"""How long a server may take to start: editors name many that `npx` or `uvx` fetch first."""
+
+
+McpMaker: TypeAlias = Callable[..., ToolSource]
+"""
+What makes a source of tools of an MCP server: ``stepengine.adapters.mcp.mcp_tools``, or something that calls it. It is given a command as a list of
+words, or a URL; ``name`` and ``start_timeout``; and ``env`` and ``cwd``, or ``headers``.
+"""
+
+
+def named_servers(
+    servers: Iterable[Any], make: McpMaker, taken: Collection[str], *, cwd: str, tell: Callable[[str], object]
+) -> tuple[ToolSource, ...]:
+    """
+    Return the sources of the servers of a session; none is started before a run needs it.
+
+    Args:
+        servers: As the protocol has them.
+        make: Makes one.
+        taken: Names that the agent's own sources have.
+        cwd: The folder that processes work in.
+        tell: Is told which server a run goes on without, and why.
+
+    Raises:
+        DefinitionError: for a server that is reached in a way which was not offered.
+    """
+    made = list[ToolSource]()
+    for server in servers:
+        name = _name_of(str(server.name), [*taken, *[one.name for one in made]])
+        kind = getattr(server, "type", None)
+        if kind == "http":
+            headers = {header.name: header.value for header in server.headers}
+            source = make(server.url, name=name, headers=headers, start_timeout=START_SECONDS)
+        elif kind is None:
+            env = {variable.name: variable.value for variable in server.env}
+            words = [server.command, *server.args]
+            source = make(words, name=name, env=env, cwd=cwd, start_timeout=START_SECONDS)
+        else:
+            msg = f"the MCP server {server.name!r:.80} is reached by {kind!r}; this agent starts commands, and reaches others over http"
+            raise DefinitionError(msg)
+        made.append(_Spared(source, tell))
+    return tuple(made)
+
+
+def recorded_servers(names: Iterable[str], make: McpMaker) -> tuple[ToolSource, ...]:
+    """Return stand-ins for the servers whose lists a recorded run has; a replay starts none."""
+    return tuple([_Spared(make(["recorded"], name=name), lambda _: None) for name in names])
+
+
+def with_sources(agent: AgentDefinition, sources: Collection[ToolSource]) -> AgentDefinition:
+    """Return an agent that has the tools of *sources*, too."""
+    return attrs.evolve(agent, tools=[*agent.tools, *sources]) if sources else agent
+
+
+def _name_of(given: str, taken: Collection[str]) -> str:
+    """Return a name that tools can have before theirs: letters, digits and ``-``, and no other server's."""
+    name = re.sub("[^A-Za-z0-9]+", "-", given[:NAME_CHARS]).strip("-") or "server"
+    number, found = 1, name
+    while found in taken:
+        number += 1
+        found = f"{name}-{number}"
+    return found
+
+
+class _Spared:
+    """
+    A source whose server may fail to start: a run then goes on without its tools, and the person is told.
+
+    An editor names the same servers for every agent, and one that is broken there is no reason to refuse every prompt here.
+    """
+
+    def __init__(self, source: Any, tell: Callable[[str], object]) -> None:
+        self._source = source
+        self._tell = tell
+        self._said = ""
+
+    @property
+    def name(self) -> str:
+        return str(self._source.name)
+
+    def for_engine(self) -> _Spared:
+        ours = getattr(self._source, "for_engine", None)
+        return self if ours is None else _Spared(ours(), self._tell)
+
+    def pre_run(self, ctx: HookContext, /) -> Generator[Any, Any, Change]:
+        try:
+            change: Change = yield from self._source.pre_run(ctx)
+        except (ToolError, DefinitionError) as error:
+            said = f"The MCP server {self.name!r} is left out: {visible(error.message)[:SHOWN_CHARS]}"
+            if said != self._said:  # every turn tries anew, and says it once
+                self._said = said
+                self._tell(said)
+            return Change()
+        else:
+            return change
+
+    async def aclose(self, blocked: Any = None) -> None:
+        await self._source.aclose(blocked)

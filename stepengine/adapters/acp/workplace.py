@@ -1,0 +1,352 @@
+"""
+What the program of another agent may ask us to do in the workspace: to read and write files, and to run commands.
+
+What must not be here: whether a file may be used or a command may run, which rules and people have decided before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import frozen
+
+from stepengine.adapters.acp.program import ALWAYS, environment_of
+from stepengine.data.json import JsonDict, mended
+from stepengine.data.visible import visible
+from stepengine.errors import PathOutsideRoot, ToolError
+from stepengine.tools.context import ToolContext
+from stepengine.workspace import calls
+from stepengine.workspace.calls import Fd
+from stepengine.workspace.environment import MARKER, find_program
+from stepengine.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from stepengine.tools.bundled.shell.process import CommandProcess
+    from stepengine.workspace.far import Elsewhere
+    from stepengine.workspace.root import Root
+
+__all__ = ("BorrowedFiles", "BorrowedTerminals", "RequestedFile", "command_of", "variables_of")
+
+# A file travels as one line of JSON, in which a letter takes up to three times its bytes (an e with an accent is six
+# characters): 12 MiB at this size. So whatever a program was given to read fits into the 16 MiB of a line
+# (`program.LINE_BYTES`) in which it sends the changed file back.
+READ_BYTES = 4 * 1024 * 1024
+ERROR_CHARS = 2_000
+OUTPUT_BYTES = 1024 * 1024
+OPEN = 20
+"""How many commands one turn may have at a time, including ended ones that were not given back."""
+
+
+def text_of(value: object, most: int) -> str:
+    """Return what a program said where a text is wanted, of so many characters."""
+    return mended(value)[:most] if isinstance(value, str) else ""
+
+
+def command_of(given: Mapping[str, Any]) -> list[str]:
+    """
+    Return the words of the command that a program wants to run.
+
+    Raises:
+        ToolError: where they are none.
+    """
+    command, more = given.get("command"), given.get("args") or []
+    words = [command, *more] if isinstance(more, list) else []
+    if not words or not command or not all(isinstance(word, str) and "\0" not in word for word in words):
+        msg = "command is the name of a program, and args are the texts that it is given"
+        raise ToolError(msg)
+    return [mended(word) for word in words]
+
+
+@frozen
+class RequestedFile:
+    """
+    A file of the workspace that the program asks for.
+
+    Attributes:
+        path: Its path below the workspace, with all links resolved.
+        paths: The paths by which rules know it: as the program wrote it, and *path* where that is another one.
+    """
+
+    path: str
+    paths: tuple[str, ...]
+
+
+class BorrowedFiles:
+    """The files of the workspace, as the program may ask for them: those that our own tools would touch, and no others."""
+
+    def __init__(self, folder: Path, may: str) -> None:
+        self.folder = folder
+        self._may = may
+        self._tools: dict[str, Any] | None = None
+
+    def find_readable(self, given: Mapping[str, Any]) -> RequestedFile:
+        """
+        Return the file that a request to read names.
+
+        Raises:
+            ToolError: where no files are read, and for a path outside of the workspace.
+        """
+        if self._may == "none":
+            msg = "files are not read here"
+            raise ToolError(msg)
+        return self._find(given)
+
+    def find_writable(self, given: Mapping[str, Any]) -> RequestedFile:
+        """
+        Return the file that a request to write names.
+
+        Raises:
+            ToolError: where no files are written, for a path outside of the workspace, and for content that is no text.
+        """
+        if self._may != "write" or not isinstance(given.get("content"), str):
+            msg = "files are not written here" if self._may != "write" else "content is the text of the file"
+            raise ToolError(msg)
+        return self._find(given)
+
+    def _find(self, given: Mapping[str, Any]) -> RequestedFile:
+        path = text_of(given.get("path"), 4_096)
+        if not path or "\0" in path:
+            msg = "path is the path of a file"
+            raise ToolError(msg)
+        real = Path(os.path.realpath(self.folder / path))
+        if not real.is_relative_to(self.folder):
+            msg = f"{path!r} is outside of the workspace"
+            raise PathOutsideRoot(msg)
+        found = real.relative_to(self.folder).as_posix()
+        written = Path(os.path.normpath(self.folder / path))
+        # Where the program wrote a name outside of the workspace that leads into it, only the place in it counts.
+        names = [written.relative_to(self.folder).as_posix()] if written.is_relative_to(self.folder) else []
+        return RequestedFile(found, tuple(dict.fromkeys([*names, found])))
+
+    async def read(self, file: RequestedFile, given: Mapping[str, Any]) -> str:
+        """Return the text of a file, or some lines of it."""
+        text = await asyncio.to_thread(self.content, file)
+        line, limit = given.get("line"), given.get("limit")
+        if type(line) is not int and type(limit) is not int:
+            return text
+        first = max(1, line) - 1 if type(line) is int else 0
+        lines = text.splitlines(keepends=True)[first:]
+        return "".join(lines[: max(0, limit)] if type(limit) is int else lines)
+
+    def content(self, file: RequestedFile) -> str:
+        """
+        Return the text of a file.
+
+        Raises:
+            ToolError: for a file that is missing, withheld, too large or no text, and for one that a link leads elsewhere by now.
+        """
+        from stepengine.workspace.path_policy import PathPolicy
+        from stepengine.workspace.root import Root
+        from stepengine.workspace.text import read_capped
+
+        root = Root(self.folder, PathPolicy())
+        try:
+            opened = root.open_file(file.path)
+            try:
+                # A link that was put there after the request was judged leads to another file.
+                if "/".join(opened.parts) != file.path:
+                    msg = f"{file.path!r} is not the file that was allowed"
+                    raise ToolError(msg)
+                data = read_capped(opened.fd, READ_BYTES)
+            finally:
+                calls.close(opened.fd)
+        finally:
+            root.close()
+        if data is None:
+            msg = f"{file.path!r} has more than {READ_BYTES:,} bytes"
+            raise ToolError(msg)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            msg = f"{file.path!r} is no text in UTF-8"
+            raise ToolError(msg) from None
+
+    async def write(self, ctx: ToolContext, file: RequestedFile, content: str) -> None:
+        """Write a file, as our own tool does: whole or not at all, never a protected one, and so that it can be undone."""
+        if self._tools is None:
+            from stepengine.tools.bundled import file_tools
+
+            self._tools = {tool.spec.name: tool for tool in file_tools(self.folder, write=True)}
+        tool = self._tools["write_file"]
+        # The tool follows no links, so it writes the file that was judged or none.
+        valid = tool.binding().validate(JsonDict({"path": file.path, "content": mended(content)}))
+        # Without what the run has seen: the program changes files by itself, too.
+        result = await tool.execute(valid.arguments, attrs.evolve(ctx, tool_name="write_file", belongings=None))
+        if result.is_error:
+            raise ToolError(visible(result.text)[:ERROR_CHARS])
+
+
+@attrs.define(eq=False)
+class _Terminal:
+    """A command, and the end of what it printed."""
+
+    process: CommandProcess
+    kept: int
+    output: bytes = b""
+    is_cut: bool = False
+    ended: tuple[int | None, str | None] | None = None
+
+    def hear(self, data: bytes) -> None:
+        """Take what was printed."""
+        self.output += data
+        if len(self.output) > self.kept:
+            self.output, self.is_cut = self.output[-self.kept :] if self.kept else b"", True
+
+
+class BorrowedTerminals:
+    """
+    The commands that a program had us run; all of them end with the turn.
+
+    Args:
+        folder: The folder of this machine that the workspace is: the program knows no other.
+        place: The workspace; where it is a container or a sandbox, commands run in there.
+    """
+
+    def __init__(self, folder: Path, place: Workspace) -> None:
+        self._folder = folder
+        self._place = place
+        self._root: Root | None = None
+        self._ids = itertools.count(1)
+        self._open: dict[str, _Terminal] = {}
+
+    async def create(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Start a command in the workspace; it sees none of our keys."""
+        from stepengine.tools.bundled.shell.process import CommandStart, start
+
+        words = command_of(given)
+        if len(self._open) >= OPEN:
+            msg = f"there are {OPEN} terminals already; give back those that are done"
+            raise ToolError(msg)
+        folder = self._below(given.get("cwd"))
+        system = self._place.system
+        env = environment_of(()) if system is None else await asyncio.to_thread(_environment_there, system)
+        env |= {MARKER: secrets.token_hex(16)} | variables_of(given)
+        program = await asyncio.to_thread(_find_program, words[0], env.get("PATH", os.defpath), system)
+        if program is None:
+            msg = f"there is no program {words[0]!r:.200}"
+            raise ToolError(msg)
+        limit = given.get("outputByteLimit")
+        kept = min(limit, OUTPUT_BYTES) if type(limit) is int and limit >= 0 else OUTPUT_BYTES
+        heard: list[_Terminal] = []
+        early: list[bytes] = []
+        opened = await asyncio.to_thread(self._opened, folder)
+        try:
+            process = await start(
+                CommandStart(
+                    program=program,
+                    argv=tuple(words),
+                    env=env,
+                    folder=opened,
+                    sink=lambda data: heard[0].hear(data) if heard else early.append(data),
+                )
+            )
+        finally:
+            calls.close(opened)
+        made = _Terminal(process, kept)
+        for data in early:
+            made.hear(data)
+        heard.append(made)
+        name = f"t{next(self._ids)}"
+        self._open[name] = made
+        return {"terminalId": name}
+
+    def _opened(self, folder: Path) -> Fd:
+        """Open a folder of the workspace where that is."""
+        if self._place.system is None:
+            return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        if self._root is None:
+            from stepengine.workspace.path_policy import PathPolicy
+            from stepengine.workspace.root import Root
+
+            self._root = Root(self._place, PathPolicy())
+        return self._root.open_folder(os.fspath(folder.relative_to(self._folder))).fd
+
+    def _below(self, cwd: object) -> Path:
+        if cwd is None:
+            return self._folder
+        place = Path(os.path.realpath(self._folder / text_of(cwd, 4_096)))
+        if not place.is_relative_to(self._folder):
+            msg = "commands run in the workspace alone"
+            raise PathOutsideRoot(msg)
+        return place
+
+    def _find(self, given: Mapping[str, Any]) -> _Terminal:
+        found = self._open.get(text_of(given.get("terminalId"), 100))
+        if found is None:
+            msg = "there is no such terminal"
+            raise ToolError(msg)
+        return found
+
+    async def output(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a command printed so far, and how it ended."""
+        found = self._find(given)
+        found.process.drain()
+        ended = _ending(found)
+        said = {"output": found.output.decode("utf-8", "replace"), "truncated": found.is_cut}
+        return said if ended is None else {**said, "exitStatus": ended}
+
+    async def wait(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for the end of a command."""
+        found = self._find(given)
+        await found.process.wait(None)
+        return _ending(found) or {"exitCode": None, "signal": None}
+
+    async def kill(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """End a command; what it printed can still be asked for."""
+        await _end(self._find(given))
+        return {}
+
+    async def release(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """End a command, and forget it."""
+        found = self._find(given)
+        self._open.pop(text_of(given.get("terminalId"), 100), None)
+        await _end(found)
+        return {}
+
+    async def aclose(self) -> None:
+        """End all commands."""
+        left, self._open = list(self._open.values()), {}
+        await asyncio.gather(*[_end(one) for one in left])
+
+
+def _environment_there(system: Elsewhere) -> dict[str, str]:
+    """Return what a command sees elsewhere: what it needs to find itself, and no more than it would see here."""
+    given, user, home = system.variables(ALWAYS)
+    return {**given, "HOME": home, "USER": user, "LOGNAME": user}
+
+
+def _find_program(name: str, search_path: str, system: Elsewhere | None) -> str | None:
+    if system is None or "/" in name:
+        return find_program(name, search_path, ())
+    return system.which(name, search_path.split(os.pathsep), ())
+
+
+def variables_of(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that a program wants a command to see."""
+    listed = given.get("env")
+    pairs = listed[:1_000] if isinstance(listed, list) else []
+    made = {one.get("name"): one.get("value") for one in pairs if isinstance(one, dict)}
+    return {
+        name: value
+        for name, value in made.items()
+        if isinstance(name, str) and isinstance(value, str) and name and "=" not in name and "\0" not in name + value
+    }
+
+
+def _ending(found: _Terminal) -> dict[str, Any] | None:
+    how = found.process.ending()
+    ended = found.ended or (None if how is None else (how.code, how.signal))
+    return None if ended is None else {"exitCode": ended[0], "signal": ended[1]}
+
+
+async def _end(found: _Terminal) -> None:
+    if found.ended is None:
+        how = await found.process.end()
+        found.ended = how.code, how.signal

@@ -1,0 +1,368 @@
+"""
+What a page asks for over AG-UI, read and checked: words, answers, results of its own tools, state, context.
+
+What lives here: ``RunAgentInput`` as what a run is started with, and the hook that gives a run the page's tools, context and state.
+
+What must not: the package ``ag_ui``, events, HTTP, and history from a browser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.data.codec import plain
+from stepengine.data.definition import HookContext
+from stepengine.data.events import Event, RunFinished
+from stepengine.data.hooks import Change, Hooks
+from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.messages import ToolMessage, ToolResult, UserMessage
+from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.state import AgentState, suspended_at
+from stepengine.data.tools import Asking, ToolSpec
+from stepengine.errors import DefinitionError, InputError
+from stepengine.sessions import Session
+from stepengine.tools.control import checked, control_tools_by_name
+from stepengine.tools.definition import Tool, check_name
+from stepengine.tools.schemas import SchemaInputs
+
+if TYPE_CHECKING:
+    from stepengine.runtime.handle import RunHandle
+
+KEY = "ag_ui"
+"""The member of a run's metadata that holds what its page sent beside words and answers."""
+PAGE_TOOL = "page_tool"
+"""The member of a question's details that names the page's tool whose result is waited for."""
+PAGE = "page"
+"""The category of a page's tools, and who answers with the result of one."""
+MAX_PROMPT = 1_048_576
+"""Characters of a prompt that a page may send, and of its tools, context and state as JSON."""
+MAX_TOOLS = 100
+NO_INPUT = {"type": "object", "properties": {}}
+
+
+@frozen
+class Asked:
+    """
+    What a page asks for; ``asked_of`` reads it.
+
+    Attributes:
+        thread_id: The conversation's id: the session's.
+        run_id: The run's id, as the page gave it.
+        prompt: What the page's user says; ``""`` where there is nothing but answers.
+        answers: Answers to open questions, by question id; the results of the page's tools are among them.
+        metadata: For ``engine.start``: the page's tools, context and state, which ``page_hooks`` gives to the run.
+        session: The session as the page found it.
+        shares: The members of ``AgentState.context`` that the page shares.
+        results: What waiting calls of the page's tools gave, by call id; they are answered one after the other.
+        warnings: What the page sent that nothing reads; ``ag_ui`` tells the page.
+    """
+
+    thread_id: str
+    run_id: str
+    prompt: str
+    answers: Mapping[str, AnswerLike]
+    metadata: Mapping[str, Any]
+    session: Session
+    shares: tuple[str, ...] = ()
+    results: Mapping[str, Answer] = attrs.field(factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The names of the page's tools."""
+        return tuple([tool["name"] for tool in self.metadata.get(KEY, {}).get("tools", ())])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The shared state that the run starts with."""
+        held = {} if self.session.state is None else self.session.state.context
+        own = self.metadata.get(KEY, {}).get("state", {})
+        return {
+            name: plain(value) for name, value in {**held, **own}.items() if name in self.shares and value is not None
+        }
+
+
+def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> Asked:
+    """
+    Return what a page asks for.
+
+    Args:
+        given: The ``RunAgentInput``.
+        session: The session of its thread, such as ``sessions.load(given.thread_id)``.
+        shares: The members of ``AgentState.context`` that the page is shown and may set; what it sends beside them is refused.
+
+    Raises:
+        InputError: for what ``prompt_of`` and ``answers_of`` refuse, state that is not shared, tools that cannot be offered, and more
+            than 1,048,576 characters of tools, context and state.
+    """
+    waiting = {message.tool_call_id for message in waiting_calls(session.state)}
+    results = dict(_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
+    answers = {**page_answers(session.state, results), **answers_of(given)}
+    says_more = bool(answers) and not given.resume and bool(given.messages) and given.messages[-1].role == "user"
+    prompt = "" if answers and not says_more else prompt_of(given)
+    metadata = _metadata(given, session.state, tuple(shares))
+    sent = {"forwardedProps": given.forwarded_props, "parentRunId": given.parent_run_id}
+    unread = tuple([f"{name} of the page is read by no run" for name, value in sent.items() if value])
+    return Asked(given.thread_id, given.run_id, prompt, answers, metadata, session, tuple(shares), results, unread)
+
+
+def prompt_of(given: Any) -> str:
+    """
+    Return what the user says: the text of the last message that a page sends. Nothing else of its history counts.
+
+    Args:
+        given: The ``RunAgentInput``.
+
+    Raises:
+        InputError: when the last message is none of the user's, holds something that is not text, or is too long.
+    """
+    last = given.messages[-1] if given.messages else None
+    if last is None or last.role != "user":
+        msg = f"the last message of a page is what its user says; this one is {'none' if last is None else repr(last.role)}"
+        raise InputError(msg, issues=("messages: the last one is not a user message",))
+    text = _text(last.content)
+    if text is None:
+        msg = "a page sent a message with something that is not text; only text parts are read"
+        raise InputError(msg, issues=("messages: the last one has a part that is not text",))
+    if len(text) > MAX_PROMPT:
+        msg = f"a page sent {len(text)} characters; a prompt has at most {MAX_PROMPT}"
+        raise InputError(msg, issues=("messages: the last one is too long",))
+    return text
+
+
+def _text(content: Any) -> str | None:
+    parts = [content] if isinstance(content, str) else [getattr(part, "text", None) for part in content]
+    texts = [part for part in parts if isinstance(part, str)]
+    return "\n\n".join(texts) if len(texts) == len(parts) else None
+
+
+def answers_of(given: Any) -> dict[str, AnswerLike]:
+    """
+    Return what a page answers to the interrupts of a suspended run, by question id; empty when it answers nothing.
+
+    A payload is a bool or a string, or, to a permission, an object with ``approved`` and perhaps ``reason`` and ``editedInput``; to a
+    question with options a list of them. An entry that was cancelled is declined. What the answers are worth the engine says.
+
+    Args:
+        given: The ``RunAgentInput``.
+
+    Raises:
+        InputError: when an id is none of ours, the entries are of several runs, or a payload cannot be read.
+    """
+    found: dict[str, AnswerLike] = {}
+    runs = set()
+    for number, entry in enumerate(given.resume or ()):
+        run, colon, question = entry.interrupt_id.partition(":")
+        if not (run and colon and question):
+            msg = f"resume[{number}] answers {entry.interrupt_id!r:.80}; the id of an interrupt is such as 'run-1:q3'"
+            raise InputError(msg, issues=(f"resume[{number}]: no id of an interrupt",))
+        runs.add(run)
+        found[question] = Answer(declined=True) if entry.status == "cancelled" else _answer(entry.payload, number)
+    if len(runs) > 1:
+        msg = f"resume answers interrupts of {len(runs)} runs; those of one run are answered at once"
+        raise InputError(msg, issues=("resume: interrupts of several runs",))
+    return found
+
+
+def _answer(payload: Any, number: int) -> AnswerLike:
+    match payload:
+        case bool() | str():
+            return payload
+        case list() if all(isinstance(each, str) for each in payload):
+            return Answer(selected=payload)
+        case {"approved": bool(approved)}:
+            edited, reason = payload.get("editedInput"), payload.get("reason") or ""
+            if isinstance(reason, str) and isinstance(edited, dict | None):
+                words = "yes" if approved else "no"
+                return Answer(text=words, edited_input=edited if approved else None, reason=reason)
+        case _:
+            pass
+    msg = f"resume[{number}] has a payload that is not an answer; one is a bool, a string, a list of options or {{'approved': true}}"
+    raise InputError(msg, issues=(f"resume[{number}]: no answer",))
+
+
+# --- the page's own tools ---------------------------------------------------------------------------------------------
+
+
+def _results(messages: Sequence[Any]) -> Iterator[tuple[str, Answer]]:
+    for message in messages:
+        text = _text(message.content)
+        if text is None or len(text) > MAX_PROMPT:
+            msg = (
+                f"the result of the call {message.tool_call_id!r:.80} is too long, or holds something that is not text"
+            )
+            raise InputError(msg, issues=("messages: a result that cannot be read",))
+        yield message.tool_call_id, Answer(text=text, reason=message.error or "", by=PAGE)
+
+
+def page_tool_of(question: Question) -> str:
+    """Return the page's tool whose result answers a question of the root; ``""`` for another question."""
+    details = question.details
+    return (
+        str(details[PAGE_TOOL]) if not question.path and isinstance(details, JsonDict) and PAGE_TOOL in details else ""
+    )
+
+
+def waiting_calls(state: AgentState | None) -> list[ToolMessage]:
+    """Return what stands for the results of the calls that a suspended run waits for."""
+    at = None if state is None else suspended_at(state.message_history)
+    if state is None or at is None:
+        return []
+    return [m for m in state.message_history[at:] if isinstance(m, ToolMessage) and m.status == "pending"]
+
+
+def page_calls(state: AgentState | None) -> list[str]:
+    """Return the calls of the page's tools that a suspended run waits for, or will; the first one is asked about."""
+    names = {page_tool_of(question) for question in (state.pending if state is not None else ())} - {""}
+    specs = state.tool_definitions if state is not None else {}
+    waiting = waiting_calls(state) if names else []
+    return [m.tool_call_id for m in waiting if m.tool_name in specs and specs[m.tool_name].category == PAGE]
+
+
+def page_answers(state: AgentState | None, results: Mapping[str, Answer]) -> dict[str, AnswerLike]:
+    """Return the answer to the question that stands for a call of the page's tool, where its result is known."""
+    names = {call.tool_call_id: call.tool_name for call in waiting_calls(state)}
+    for question in state.pending if state is not None else ():
+        name = page_tool_of(question)
+        call = next((id for id, own in names.items() if own == name), "")
+        if name and call in results:
+            return {question.id: results[call]}
+    return {}
+
+
+def page_tool(name: str, description: str, schema: Mapping[str, Any]) -> Tool:
+    """
+    Return a tool that the page carries out: a call suspends the run, and what the page gives is the result.
+
+    Raises:
+        DefinitionError: for a name that no provider takes, or a schema that cannot be checked.
+    """
+    check_name(name)
+    if not isinstance(schema, Mapping):
+        msg = f"the parameters of the tool {name!r} are no JSON Schema of an object"
+        raise DefinitionError(msg)
+    inputs = SchemaInputs(name, schema).schema
+    spec = ToolSpec(name, description, inputs, category=PAGE, requires_permission=False)
+
+    def questions(value: JsonDict) -> Sequence[Question]:
+        return [
+            Question("", f"The page carries out {name}.", details={PAGE_TOOL: name, "input": value}, allow_text=True)
+        ]
+
+    return checked(spec, Asking(questions, _result))
+
+
+def _result(answers: Sequence[Answer]) -> ToolResult:
+    (answer,) = answers
+    if answer.by != PAGE:
+        said = f"; its user said: {answer.value}" if answer.value else ""
+        return ToolResult.error(f"The page gave no result{said}")
+    return (
+        ToolResult.error(f"{answer.reason}\n\n{answer.text}".strip()) if answer.reason else ToolResult.text(answer.text)
+    )
+
+
+async def turns(
+    asked: Asked, start: Callable[[str, Mapping[str, AnswerLike]], RunHandle]
+) -> AsyncGenerator[Event, None]:
+    """
+    Start a run with what a page asks for, and give its events; again where it waits for a result that the page has sent already.
+
+    Leaving the iteration ends nothing.
+
+    Args:
+        asked: What the page asks for.
+        start: Starts a run with a prompt and answers.
+    """
+    prompt, answers, is_first = asked.prompt, asked.answers, True
+    while is_first or answers:
+        is_first, handle, answers = False, start(prompt, answers), {}
+        prompt = ""
+        async for event in handle.events():
+            if isinstance(event, RunFinished) and not event.path:
+                answers = page_answers(event.result.state, asked.results) if event.result.pending_questions else {}
+            if not answers:
+                yield event
+
+
+# --- what a run is given ----------------------------------------------------------------------------------------------
+
+
+def _metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]) -> dict[str, Any]:
+    tools = [
+        {"name": tool.name, "description": tool.description, "parameters": tool.parameters or NO_INPUT}
+        for tool in given.tools or ()
+    ]
+    # A page that is loaded again may offer nothing any more; a call that waits for it goes on nevertheless.
+    tools += [tool for tool in _waited_for(state) if tool["name"] not in {own["name"] for own in tools}]
+    context = [{"description": each.description, "value": each.value} for each in given.context or ()]
+    page = {"tools": _check_offered(tools), "context": context, "state": _shared_state(given.state, shares)}
+    page = {name: value for name, value in page.items() if value}
+    if len(size := repr(page)) > MAX_PROMPT:
+        msg = f"a page sent {len(size)} characters of tools, context and state; at most {MAX_PROMPT} are taken"
+        raise InputError(msg, issues=("tools, context and state are too long",))
+    return {KEY: page} if page else {}
+
+
+def _waited_for(state: AgentState | None) -> list[dict[str, Any]]:
+    calls = set(page_calls(state))
+    names = {message.tool_name for message in waiting_calls(state) if message.tool_call_id in calls}
+    specs = {} if state is None else state.tool_definitions
+    return [
+        {"name": name, "description": specs[name].description, "parameters": plain(specs[name].input_schema)}
+        for name in sorted(names)
+    ]
+
+
+def _check_offered(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = [tool["name"] for tool in tools]
+    if len(tools) > MAX_TOOLS or len(set(names)) < len(names) or set(names) & control_tools_by_name().keys():
+        msg = f"a page offers {len(tools)} tools; up to {MAX_TOOLS} are taken, with names of their own"
+        raise InputError(msg, issues=("tools: too many, or a name that is taken",))
+    for tool in tools:
+        try:
+            page_tool(tool["name"], tool["description"], tool["parameters"])
+        except (DefinitionError, ValueError, TypeError, RecursionError) as error:
+            msg = f"a page offers a tool that cannot be offered to a model: {error!s:.300}"
+            raise InputError(msg, issues=("tools: one cannot be offered",)) from None
+    return tools
+
+
+def _shared_state(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
+    if not state:
+        return {}
+    others = sorted(set(state) - set(shares)) if isinstance(state, dict) else ["no object"]
+    if others:
+        known = list_names(shares, others[0], quoted=True)
+        msg = f"a page sent the state {others[0]!r:.80}, which is not shared; shared are: {known}"
+        raise InputError(msg, issues=("state: only what is shared is taken",))
+    try:
+        return {name: plain(value) for name, value in freeze_object(state).items()}
+    except (ValueError, TypeError, RecursionError) as error:
+        msg = f"a page sent a state that is not JSON: {error!s:.200}"
+        raise InputError(msg, issues=("state: no JSON",)) from None
+
+
+def page_hooks() -> Hooks:
+    """Return the hooks that give a run its page's tools, context and state, out of its metadata; for ``Engine(hooks=...)``."""
+    return Hooks(pre_run=[take_page])
+
+
+def take_page(ctx: HookContext) -> Change | None:
+    """Give a root run what its page sent; the page's tools never stand in place of the agent's."""
+    page = ctx.metadata.get(KEY)
+    if ctx.path or not isinstance(page, JsonDict):
+        return None
+    tools = [page_tool(tool["name"], tool["description"], tool["parameters"]) for tool in page.get("tools", ())]
+    taken = [tool.name for tool in tools if tool.name in ctx.state.tool_definitions]
+    if taken:
+        msg = f"the page offers the tool {taken[0]!r}, which the agent has already"
+        raise InputError(msg, issues=("tools: a name that is taken",))
+    said = "\n".join([f"- {each['description']}: {each['value']}" for each in page.get("context", ())])
+    tail = [UserMessage(f"What the page says of itself:\n{said}")] if said else []
+    return Change(tools=tools, context=page.get("state"), tail=tail)

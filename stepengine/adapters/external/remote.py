@@ -1,0 +1,709 @@
+"""
+An agent of another server of ours: spoken with over the HTTP API of ``stepengine serve``.
+
+A run there is started under a key that is made of the call, watched from event to event, answered where it asks, and cancelled with
+the call. Nothing of it is kept here between calls: whoever comes back with the same key finds the same run.
+
+What must not: the server's own code. What it answers is foreign, and believed only as far as it has the shape that was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import math
+import os
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from urllib.parse import urlsplit
+
+import attrs
+import jiter
+from attrs import frozen
+
+from stepengine.adapters.external.turns import (
+    ENTRY_CHARS,
+    NAME_CHARS,
+    OPEN_ASKS,
+    QUESTION,
+    Said,
+    asked_input,
+    asked_kind,
+    compact,
+    dict_of,
+    dicts_of,
+    failed,
+    permission_tools,
+    text_of,
+    to_the_end,
+    turns_of,
+)
+from stepengine.data.definition import AgentDefinition, InputSchema
+from stepengine.data.hooks import StepContext
+from stepengine.data.json import JsonDict, mended
+from stepengine.data.messages import ToolResult
+from stepengine.data.tools import ToolAnnotations
+from stepengine.data.usage import Usage
+from stepengine.errors import DefinitionError, ExternalAgentError
+from stepengine.models._sse import SSEParser
+from stepengine.models.keys import Secret, given_to, printable
+from stepengine.tools.context import ToolContext
+from stepengine.tools.definition import Tool
+
+if TYPE_CHECKING:
+    import httpx2
+
+__all__ = ("RemoteAgent",)
+
+Permissions = Literal["people", "policy"]
+
+TOKEN_ENV = "STEPENGINE_REMOTE_TOKEN"  # noqa: S105  (the name of a variable)
+AWAY_SECONDS = 60.0
+CANCEL_SECONDS = 5.0
+"""How long a server may take to hear that its run is cancelled."""
+READ_SECONDS = 45.0
+"""A server says something every 15 seconds, be it a comment."""
+ANSWER_BYTES = 16 * 1024 * 1024
+EVENT_BYTES = 16 * 1024 * 1024
+"""The longest event, and the longest answer: the whole result of a tool is one."""
+EVENT_ID = re.compile(r"[!-~]{0,1000}")
+"""An id that the header `Last-Event-ID` can hold, which is sent when the client reconnects."""
+FIRST_PAUSE, LAST_PAUSE = 0.1, 5.0
+TAKEN_SECONDS = 10.0
+"""How long a run may still show a question that was answered."""
+MAX_AGAIN = 20
+PROMPT = "What to do."
+ENDED = ("completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
+OPEN = ("running", "suspended")
+AWAY = (429, 502, 503, 504)
+OK = (200, 202, 204)
+RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+PROBLEMS: Mapping[int, str] = {401: "auth_required", 403: "auth_required"}
+
+
+@frozen(kw_only=True)
+class _Led:
+    """How a remote agent is reached."""
+
+    id: str
+    url: str
+    agent: str
+    token: Secret | None
+    token_env: str
+    permissions: Permissions
+    away_seconds: float
+
+
+class RemoteAgent(AgentDefinition[Any]):
+    """
+    An agent of another server, which ``stepengine serve`` or ``stepengine.server.app`` serves.
+
+    It stands where any agent stands: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. Prompt and params
+    are those of the agent there, and so is what it gives. A turn is one recorded effect, with what the agent said and called beside
+    its result, so that a replay needs no server; what it spent is counted as the run's. A question of it is a question of ours, and
+    the answer goes back. Cancelling the call cancels the run there.
+
+    The run there is started under a key that is made of the call: a call that a crash cut off is made again and finds its run,
+    within the day for which a server knows keys.
+
+    Args:
+        id: The agent's id here, at most 56 characters.
+        url: Where the server is, such as ``"https://agents.example.com"``, or below which path of it.
+        token: The server's token, with the scopes ``run``, ``read`` and ``answer``; by default what the variable *token_env* holds
+            when it is called. Journals, events and messages never hold it.
+        token_env: The name of that variable.
+        agent: The agent's id there; by default as here.
+        description: What other agents are shown.
+        permissions: Who decides about what the run there wants to be allowed, where the server's own policy leaves that to a person:
+            ``"people"`` of ours, as about any question, or ``"policy"``: rules, hooks and people judge it as a call of ``ID_edit``,
+            ``ID_execute``, ``ID_read``, ``ID_fetch`` or ``ID_other``, which an engine without a policy allows.
+        allow_http: Whether the token may go over plain HTTP to another machine.
+        away_seconds: How long the server may be away before the call fails.
+        timeout: How many seconds a turn may take; ``None`` for as long as it takes.
+        **fields: Other fields of ``AgentDefinition``, such as ``input_schema``, ``hooks`` and ``limits``.
+
+    Raises:
+        DefinitionError: for a URL or a token that cannot be used, or another option.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        url: str | None = None,
+        token: str | Secret | None = None,
+        token_env: str = TOKEN_ENV,
+        agent: str = "",
+        description: str = "",
+        permissions: Permissions = "people",
+        allow_http: bool = False,
+        away_seconds: float = AWAY_SECONDS,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> None:
+        if url is not None:
+            _check(id, url, permissions, away_seconds, allow_http=allow_http)
+            secret = Secret(_usable(id, token)) if isinstance(token, str) else token
+            led = _Led(
+                id=id, url=url.rstrip("/"), agent=agent or id, token=secret, token_env=token_env, permissions=permissions,
+                away_seconds=away_seconds,
+            )  # fmt: skip
+            params = {"type": "object", "additionalProperties": True}
+            fields = {
+                "input_schema": InputSchema(prompt=PROMPT, params=params),
+                **fields,
+                "tools": [_turn_tool(led, timeout), *permission_tools(id)],
+                "handle_steps": turns_of(id, _begun, _output, carried=("run", "place")),
+            }
+        elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
+            msg = f"agent {id!r}: a RemoteAgent needs its server, such as url='https://agents.example.com'"
+            raise DefinitionError(msg)
+        super().__init__(id, description=description, **fields)
+
+
+def _check(id: object, url: object, permissions: object, away_seconds: float, *, allow_http: bool) -> None:
+    problem = _url_problem(url, allow_http=allow_http)
+    if problem:
+        pass
+    elif permissions not in ("people", "policy"):
+        problem = f"permissions is 'people' or 'policy', not {permissions!r}"
+    elif not away_seconds > 0:
+        problem = f"away_seconds is more than 0, not {away_seconds!r}"
+    elif not isinstance(id, str) or len(id) > NAME_CHARS:
+        problem = f"the id of a remote agent has at most {NAME_CHARS} characters: names of tools are made of it"
+    if problem:
+        msg = f"agent {id!r}: {problem}"
+        raise DefinitionError(msg)
+
+
+def _url_problem(url: object, *, allow_http: bool) -> str:
+    fine = "one such as 'https://agents.example.com' would be fine"
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return f"its url cannot be read; {fine}"
+    if parts.scheme not in ("http", "https") or not host:
+        return f"its url is not the address of a server; {fine}"
+    if parts.query or parts.fragment or "@" in parts.netloc:
+        return f"its url has a query, a fragment or a name before the host; {fine}, and the token is token="
+    if parts.scheme == "http" and not (allow_http or _is_here(host)):
+        return f"{host!r} is another machine, and over http anybody in between could read the token; https:// or allow_http=True"
+    return ""
+
+
+def _is_here(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _usable(id: str, token: str) -> str:
+    """Return a token as it is sent."""
+    token = token.strip()
+    if not token or not (token.isascii() and token.isprintable()) or " " in token:
+        msg = f"agent {id!r}: its token is empty, or holds what no token holds; `stepengine tokens add` makes one"
+        raise DefinitionError(msg)
+    return token
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def _begun(ctx: StepContext) -> dict[str, Any]:
+    given = ctx.params
+    return {"prompt": ctx.prompt, "params": dict(given) if isinstance(given, Mapping) and given else None}
+
+
+def _output(data: Mapping[str, Any]) -> Any:
+    return data["output"]
+
+
+# --- a turn -----------------------------------------------------------------------------------------------------------
+
+
+def _turn_tool(led: _Led, timeout: float | None) -> Tool[Any, Any]:
+    schema = {
+        "type": "object",
+        "properties": {
+            "prompt": {"type": "string"},
+            "params": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+            "run": {"type": "string"},
+            "place": {"type": "string"},
+            "answers": {"type": "array", "items": {"type": "object"}},
+        },
+        "additionalProperties": False,
+    }
+
+    async def run(ctx: ToolContext, given: JsonDict) -> ToolResult:
+        said = Said()
+        said.begin(ctx)
+        turn: _Turn | None = None
+        try:
+            async with _Server(led) as server:
+                turn = _Turn(led, server, said)
+                return await turn.until_told(ctx, given)
+        except ExternalAgentError as error:
+            if turn is not None and turn.is_under_way:
+                await turn.cancel()  # nobody would ask for what it does
+            return failed(error)
+        except BaseException:
+            if turn is not None:
+                await to_the_end(turn.cancel())
+            raise
+        finally:
+            said.finish()
+
+    return Tool(
+        led.id,
+        f"Has the remote agent {led.id} do something, and gives what came of it.",
+        schema,
+        run,
+        category="network",
+        # Again it finds its run by its key: what it does there is not done twice.
+        annotations=ToolAnnotations(idempotent=True, destructive=True, open_world=True),
+        requires_permission=False,
+        # The answers of a turn repeat what was asked about, which was judged by itself.
+        about=(),
+        timeout=math.inf if timeout is None else timeout,
+    )
+
+
+class _Turn:
+    """A run of another server, from its start or an answer to its end or the next question."""
+
+    def __init__(self, led: _Led, server: _Server, said: Said) -> None:
+        self._led = led
+        self._server = server
+        self._said = said
+        self._run = ""
+        self._place = ""
+        self._start: dict[str, Any] | None = None
+        self._is_found = False
+        self._is_over = False
+        self._told: set[tuple[str, int]] = set()
+        self._kinds: dict[str, str] = {}
+        self._answered: dict[str, float] = {}
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there is a run of it that is not known to have ended."""
+        return bool(self._run) and not self._is_over
+
+    async def until_told(self, ctx: ToolContext, given: Mapping[str, Any]) -> ToolResult:
+        """Start the run, or answer it, and return what it said until its end or the next question."""
+        answers = given.get("answers")
+        if answers is None:
+            await self._begin(ctx, given)
+        else:
+            self._run, self._place = given["run"], given["place"]
+            for answer in answers:
+                await self._reply(answer)
+        pause = FIRST_PAUSE
+        while True:
+            heard = await self._watch()
+            view = await self._look()
+            if view["status"] == "cancelled" and self._is_found:
+                # Its end was still on its way when it was found: it was cancelled with the run that led it.
+                await self._begin(ctx, given)
+                continue
+            if view["status"] in ENDED:
+                self._is_over = True
+                return self._ended(view)
+            if asks := self._asks(view):
+                self._said.complete()
+                told: Any = {"asks": asks, "run": self._run, "place": self._place, "transcript": self._said.taken()}
+                return ToolResult.json(told)
+            pause = FIRST_PAUSE if heard else min(2 * pause, LAST_PAUSE)
+            await asyncio.sleep(pause)
+
+    # --- what is said to it -------------------------------------------------------------------------------------------
+
+    async def _begin(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
+        body = {"agent": self._led.agent, "prompt": given.get("prompt") or ""}
+        if given.get("params"):
+            body["params"] = given["params"]
+        for again in range(MAX_AGAIN):
+            # Whoever resumes a run that was cancelled has its remote run cancelled, too, and starts another.
+            self._start = {"body": body, "key": f"{ctx.idempotency_key}-{again}"}
+            self._place, self._told = "", set()
+            self._is_found = not await self._started()
+            if not self._is_found or (await self._look())["status"] != "cancelled":
+                return
+        msg = f"the run of {self._led.id!r} was cancelled {MAX_AGAIN} times; run it anew"
+        raise ExternalAgentError(msg, kind="failed")
+
+    async def _started(self) -> bool:
+        assert self._start is not None  # noqa: S101
+        start = self._start
+        made = await self._server.ask("POST", "/runs", start["body"], headers={"idempotency-key": start["key"]})
+        run, is_new = made.get("run_id"), made.get("is_new")
+        if not isinstance(run, str) or RUN_ID.fullmatch(run) is None or not isinstance(is_new, bool):
+            self._server.refuse("POST /runs without the id of a run")
+        self._run = run
+        return is_new
+
+    async def _reply(self, given: Mapping[str, Any]) -> None:
+        """Answer a question; one that is not open any more was answered by somebody there, or by us before a crash."""
+        name = given["id"]
+        answer = given.get("answer", given.get("allowed"))
+        told: Any = {"declined": True} if answer == "" else answer
+        refused = await self._server.ask(
+            "POST", f"/runs/{self._run}/answers", {"answers": {name: told}}, may_be=(409, 404)
+        )
+        self._answered[name] = asyncio.get_running_loop().time()
+        if refused.get("type") == "urn:stepengine:problem:answer_rejected" and name in [
+            one.get("id") for one in dicts_of(refused.get("open"))
+        ]:
+            # It is open, and this is no answer to it: to ask about it again would go on for ever.
+            msg = f"{self._led.id!r} does not take the answer to {name!r}: {text_of(refused.get('detail'))}"
+            raise ExternalAgentError(_printed(msg), kind="failed")
+
+    async def cancel(self) -> None:
+        """Tell the server that its run is cancelled, also where it was just asked for one."""
+        if not self._run and self._start is None:
+            return
+        with contextlib.suppress(ExternalAgentError, TimeoutError):
+            async with asyncio.timeout(CANCEL_SECONDS), _Server(self._led) as self._server:
+                if not self._run:
+                    await self._started()
+                body = {"reason": "the run that leads it was cancelled"}
+                await self._server.ask("POST", f"/runs/{self._run}/cancel", body, may_be=(404, 409))
+
+    # --- what it says -------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> Mapping[str, Any]:
+        view = await self._server.ask("GET", f"/runs/{self._run}")
+        if view.get("status") not in (*ENDED, *OPEN) or not isinstance(view.get("questions"), list):
+            self._server.refuse(f"a run whose status is {view.get('status')!r:.60}")
+        return view
+
+    async def _watch(self) -> bool:
+        """Take in events until the run asks something, ends, or the stream does; return whether there were any."""
+        heard = False
+        async with contextlib.aclosing(self._server.events(f"/runs/{self._run}/events", self._place)) as events:
+            async for place, event in events:
+                heard = True
+                self._place = place or self._place
+                if self._take(event["type"], event):
+                    break
+        return heard
+
+    def _take(self, kind: str, event: Mapping[str, Any]) -> bool:
+        """Take in an event; return whether the run is to be looked at."""
+        match kind:
+            case "question_asked":
+                return True
+            case "permission_requested":
+                name = dict_of(event.get("question")).get("id")
+                if isinstance(name, str) and len(self._kinds) < OPEN_ASKS:
+                    self._kinds[name] = asked_kind(text_of(event.get("category"), 40))
+                return True
+            case "run_finished":
+                return True
+            case "text_delta" | "thinking_delta" | "text_completed" | "thinking_completed":
+                self._spoke(kind, event)
+            case "tool_started" | "tool_finished":
+                self._called(kind, event)
+            case "todos_changed":
+                self._planned(event)
+            case _:
+                pass
+        return False
+
+    def _spoke(self, kind: str, event: Mapping[str, Any]) -> None:
+        """Take in a text of the agent itself; its children's are theirs."""
+        seq = event.get("seq")
+        if event.get("path") != "" or not isinstance(seq, int) or not self._said.room:
+            return
+        what = "text" if kind.startswith("text") else "thought"
+        is_whole, place = kind.endswith("completed"), (what, seq)
+        if is_whole and place in self._told:
+            return
+        self._told.add(place)
+        self._said.more(what, text_of(event.get("text"), self._said.room))
+
+    def _called(self, kind: str, event: Mapping[str, Any]) -> None:
+        call = text_of(event.get("tool_call_id"))
+        if not call:
+            return
+        result = dict_of(event.get("result"))
+        given = event.get("input")
+        status = "" if kind == "tool_started" else "completed" if result.get("status") in (None, "ok") else "failed"
+        kept = {"input": compact(given)} if kind == "tool_started" and given else {}
+        self._said.tool(
+            f"{text_of(event.get('path'), 100)}/{call}",
+            name=text_of(event.get("tool_name"), 100) or "other",
+            category=text_of(event.get("category"), 40),
+            title=text_of(event.get("tool_name"), 100),
+            status=status,
+            given=asked_input(text_of(event.get("tool_name"), 100), dict_of(given)) if given else {},
+            kept=kept,
+            output=_result_text(result) if kind == "tool_finished" else "",
+        )
+
+    def _planned(self, event: Mapping[str, Any]) -> None:
+        todos = dicts_of(event.get("todos"))[:200]
+        if event.get("path") == "":
+            self._said.plan(
+                [{"task": text_of(one.get("task")), "completed": one.get("completed") is True} for one in todos]
+            )
+
+    # --- what comes of it ---------------------------------------------------------------------------------------------
+
+    def _asks(self, view: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the open questions but for those that were answered just now."""
+        now = asyncio.get_running_loop().time()
+        found = []
+        for one in dicts_of(view["questions"])[:OPEN_ASKS]:
+            name = one.get("id")
+            if not isinstance(name, str) or not name or len(name) > ENTRY_CHARS:
+                self._server.refuse("a question without an id")
+            if now - self._answered.get(name, -math.inf) > TAKEN_SECONDS:
+                found.append(self._ask(name, one))
+        return found
+
+    def _ask(self, name: str, one: Mapping[str, Any]) -> dict[str, Any]:
+        tool, details = text_of(one.get("tool_name"), 200), one.get("details")
+        if tool and self._led.permissions == "policy":
+            action = text_of(dict_of(one.get("preview")).get("action"))
+            kind = self._kinds.get(name) or asked_kind("")
+            return {"id": mended(name), "kind": kind, "input": asked_input(action or f"Call {tool}", dict_of(details))}
+        options = [text_of(option) for option in one.get("options") or () if isinstance(option, str)][:100]
+        options = list(dict.fromkeys(filter(None, options)))
+        if len(options) == 1:
+            options = []
+        asked: dict[str, Any] = {
+            "text": text_of(one.get("text"), ENTRY_CHARS)
+            or (f"May {tool} run?" if tool else "A question without words"),
+            "options": options,
+            "multi_select": bool(options) and one.get("multi_select") is True,
+            # A number may be an answer beside options, and a permission is refused with a text.
+            "allow_text": bool(options) and (one.get("allow_text") is True or bool(tool)),
+        }
+        if tool or details is not None:
+            said = asked_input(f"Call {tool}", dict_of(details)) if tool else {"details": compact(details)}
+            asked["details"] = said
+        return {"id": mended(name), "kind": QUESTION, "input": asked}
+
+    def _ended(self, view: Mapping[str, Any]) -> ToolResult:
+        self._said.complete()
+        spent = {"usage": _usage(view.get("usage")), "cost": _dollars(view.get("cost_usd"))}
+        if view["status"] != "completed":
+            why = text_of(view.get("error")) or "it did not say why"
+            msg = f"the run {self._run} of {self._led.id!r} at {self._led.url} ended as {view['status']}: {why}"
+            return failed(ExternalAgentError(_printed(msg), kind="failed"), **spent)
+        data: Any = {
+            "output": view.get("output"),
+            "text": text_of(view.get("text"), ANSWER_BYTES),
+            "run": self._run,
+            "transcript": self._said.taken(),
+        }
+        return ToolResult.json(data, **spent)
+
+
+def _printed(text: str) -> str:
+    """Return foreign text as a message has it."""
+    return printable(mended(text), 4_000)
+
+
+def _result_text(result: Mapping[str, Any]) -> str:
+    """Return what a result of a tool says in words."""
+    parts = dicts_of(result.get("parts")) or dicts_of(result.get("content"))
+    said = [
+        text_of(one.get("text"), ENTRY_CHARS) or compact(one["value"])
+        for one in parts
+        if one.get("text") or "value" in one
+    ]
+    return "\n".join(filter(None, said))[:ENTRY_CHARS]
+
+
+def _usage(told: object) -> Usage | None:
+    """Return the tokens that a server tells of, in our own words."""
+    given = dict_of(told)
+    names = [field.name for field in attrs.fields(Usage) if field.name != "at_least"]
+    counted = {name: given[name] for name in names if type(given.get(name)) is int and 0 <= given[name] < 2**53}
+    return Usage(**counted, at_least=given.get("at_least") is True) if counted else None
+
+
+def _dollars(told: object) -> Decimal | None:
+    with contextlib.suppress(InvalidOperation, ValueError):
+        amount = Decimal(told[:40]) if isinstance(told, str) else None
+        return amount if amount is not None and amount.is_finite() and amount >= 0 else None
+    return None
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+class _Server:
+    """A server of ours as its clients see it; what it says is held to sizes and shapes."""
+
+    def __init__(self, led: _Led) -> None:
+        self._led = led
+        self._client: httpx2.AsyncClient | None = None
+        self._last_seen = 0.0
+        self._was_seen = False
+
+    async def __aenter__(self) -> Self:
+        import httpx2
+
+        from stepengine.models._transport import hold, trusted
+
+        led, token = self._led, self._token()
+        given_to(led.id, token, "token")
+        timeout = httpx2.Timeout(connect=10.0, read=READ_SECONDS, write=60.0, pool=60.0)
+        headers = {"authorization": f"Bearer {token.reveal()}", "accept-encoding": "identity"}
+        self._client = httpx2.AsyncClient(
+            headers=headers, timeout=timeout, verify=trusted(), event_hooks={"response": [hold]},
+            # A proxy of the environment would see what goes over plain HTTP.
+            follow_redirects=False, trust_env=led.url.startswith("https:"),
+        )  # fmt: skip
+        self._last_seen = asyncio.get_running_loop().time()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._client is not None  # noqa: S101
+        await self._client.aclose()
+
+    def _token(self) -> Secret:
+        led = self._led
+        if led.token is not None:
+            return led.token
+        found = os.environ.get(led.token_env, "")
+        if not found.strip():
+            msg = f"there is no token for {led.id!r}: RemoteAgent(token=...), or the variable {led.token_env}"
+            raise ExternalAgentError(msg, kind="auth_required")
+        try:
+            return Secret(_usable(led.id, found))
+        except DefinitionError as error:
+            raise ExternalAgentError(error.message, kind="auth_required") from None
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise the error for an answer that no server of ours gives."""
+        msg = f"{self._led.url} is not a server of stepengine, or one of a version that this one does not understand: {what}"
+        raise ExternalAgentError(_printed(msg), kind="protocol") from None
+
+    # --- questions and answers ----------------------------------------------------------------------------------------
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] = {}, may_be: Sequence[int] = ()
+    ) -> Mapping[str, Any]:
+        """
+        Return what the server answers, as soon as it does.
+
+        Raises:
+            ExternalAgentError: when it refuses, is away for too long, or gives no such answer.
+        """
+        import httpx2
+
+        assert self._client is not None  # noqa: S101
+        pause = FIRST_PAUSE
+        while True:
+            why = ""
+            try:
+                given: dict[str, Any] = {} if body is None else {"json": body}
+                async with self._client.stream(method, f"{self._led.url}{path}", headers=headers, **given) as response:
+                    if response.status_code not in AWAY:
+                        content = await self._content(response)
+                        self._seen()
+                        return self._answer(f"{method} {path}", response, content, may_be)
+                    why = f"it answered {response.status_code}"
+            except httpx2.TransportError as error:
+                why = type(error).__name__
+            except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+                self.refuse(f"{type(error).__name__} for {method} {path}")
+            pause = await self._wait(why, pause)
+
+    async def _content(self, response: httpx2.Response) -> bytes:
+        found = bytearray()
+        async for piece in response.aiter_raw():
+            found += piece
+            if len(found) > ANSWER_BYTES:
+                self.refuse(f"an answer of more than {ANSWER_BYTES:,} bytes")
+        return bytes(found)
+
+    def _answer(self, what: str, response: httpx2.Response, content: bytes, may_be: Sequence[int]) -> Mapping[str, Any]:
+        status = response.status_code
+        if 300 <= status < 400:  # noqa: PLR2004
+            where = text_of(response.headers.get("location"), 200)
+            msg = f"{self._led.url} sends {what} elsewhere, to {where!r}; the token does not go there: give that address as url="
+            raise ExternalAgentError(_printed(msg), kind="protocol")
+        told: Any = None
+        with contextlib.suppress(ValueError):
+            told = jiter.from_json(content, allow_inf_nan=False)
+        if status in OK and isinstance(told, dict):
+            return told
+        if status in OK:
+            self.refuse(f"{what} was answered by {status} without a JSON object")
+        if status in may_be:
+            return dict_of(told)
+        detail = text_of(dict_of(told).get("detail")) or f"it answered {status}"
+        msg = f"{self._led.url} refused {what} for {self._led.id!r}: {detail}"
+        raise ExternalAgentError(
+            _printed(msg), kind=PROBLEMS.get(status, "start" if what == "POST /runs" else "failed")
+        )
+
+    def _seen(self) -> None:
+        self._last_seen, self._was_seen = asyncio.get_running_loop().time(), True
+
+    async def _wait(self, why: str, pause: float) -> float:
+        """Wait until the server may be there again; return how long to wait the next time."""
+        if asyncio.get_running_loop().time() - self._last_seen > self._led.away_seconds:
+            msg = f"{self._led.url} was away for {self._led.away_seconds:g} s ({why}); what {self._led.id!r} does there may go on"
+            raise ExternalAgentError(_printed(msg), kind="ended" if self._was_seen else "start")
+        await asyncio.sleep(pause)
+        return min(2 * pause, LAST_PAUSE)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    async def events(self, path: str, after: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
+        """Give the events behind *after*, each with its id; whatever cuts the stream off is its end."""
+        import httpx2
+
+        assert self._client is not None  # noqa: S101
+        headers = {"accept": "text/event-stream", **({"last-event-id": after} if after else {})}
+        try:
+            async with self._client.stream("GET", f"{self._led.url}{path}", headers=headers) as response:
+                if response.status_code in (*AWAY, 204):
+                    return
+                if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):  # noqa: PLR2004
+                    self._answer(f"GET {path}", response, await self._content(response), ())
+                    self.refuse("events that are no event stream")
+                async for place, event in self._parsed(response):
+                    yield place, event
+        except httpx2.TransportError:
+            return
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            self.refuse(f"{type(error).__name__} in the events")
+
+    async def _parsed(self, response: httpx2.Response) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
+        parser, waiting = SSEParser(), 0
+        async for piece in response.aiter_raw():
+            self._seen()
+            # One line at a time: each event has its own id.
+            for line in piece.splitlines(keepends=True):
+                waiting += len(line)
+                if waiting > EVENT_BYTES:
+                    self.refuse(f"an event of more than {EVENT_BYTES:,} bytes")
+                for _, data in parser.feed(line):
+                    waiting = 0
+                    if EVENT_ID.fullmatch(parser.id) is None:
+                        self.refuse("an event id that no header can hold")
+                    yield parser.id, self._event(data)
+
+    def _event(self, data: bytes) -> Mapping[str, Any]:
+        told: Any = None
+        with contextlib.suppress(ValueError):
+            told = jiter.from_json(data, allow_inf_nan=False)
+        if not isinstance(told, dict) or not isinstance(told.get("type"), str):
+            self.refuse("an event that is no JSON object with a type")
+        return told

@@ -1,0 +1,419 @@
+"""
+Turns of an agent that is led: what its handler yields, and what becomes of what the agent says.
+
+A turn is one call of a tool, so that journals, replay, cancelling and doubt after a crash are those of every tool. When the agent
+wants to be allowed something, or asks something, the call ends with that; each is a call of a tool of its own, or a question, which
+rules and people judge as any other, and another call brings back what was decided.
+
+What must not: how the agent is reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from stepengine.data.events import (
+    Event,
+    TextCompleted,
+    TextDelta,
+    ThinkingDelta,
+    TodosChanged,
+    ToolFinished,
+    ToolStarted,
+)
+from stepengine.data.hooks import StepContext
+from stepengine.data.json import JsonDict, mended
+from stepengine.data.messages import ToolResult
+from stepengine.data.tools import ToolAnnotations
+from stepengine.data.yields import Ask, Parallel, ToolCall
+from stepengine.errors import ExternalAgentError
+from stepengine.runtime.logs import LOGGER
+from stepengine.tools.context import ToolContext
+from stepengine.tools.definition import Tool, ToolPreview
+
+__all__ = (
+    "ASKED",
+    "ENTRY_CHARS",
+    "NAME_CHARS",
+    "OPEN_ASKS",
+    "QUESTION",
+    "SHOWN_CHARS",
+    "Said",
+    "asked_input",
+    "asked_kind",
+    "compact",
+    "dict_of",
+    "dicts_of",
+    "failed",
+    "permission_tools",
+    "text_of",
+    "to_the_end",
+    "turns_of",
+)
+
+T = TypeVar("T")
+
+NAME_CHARS = 56
+"""How long an id may be: names of tools are made of it."""
+ENTRY_CHARS = 20_000
+RECORD_CHARS = 2_000_000
+"""How much of what an agent says in one turn is kept; the rest is left out, and said so."""
+ENTRIES = 5_000
+OPEN_ASKS = 100
+SHOWN_CHARS = 2_000
+LEFT_OUT = "the rest of this turn was left out"
+OTHER = "other"
+ASKED: Mapping[str, str] = {"read": "read", "edit": "write", "execute": "execute", "fetch": "network"}
+"""What permission is asked for, and its category."""
+QUESTION = "question"
+"""What is asked where it is no permission."""
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def turns_of(
+    name: str,
+    begin: Callable[[StepContext], Mapping[str, Any]],
+    reply: Callable[[Mapping[str, Any]], T],
+    *,
+    carried: Sequence[str],
+) -> Callable[[StepContext], Generator[Any, Any, T]]:
+    """
+    Return the handler of an agent that is led.
+
+    Args:
+        name: The agent's id, which is that of the tool whose calls are its turns.
+        begin: Returns what the first call is given.
+        reply: Returns what the agent gives, of what the last call gave.
+        carried: The members of what a call gave that the next one of the turn is given back.
+    """
+
+    def handle_steps(ctx: StepContext) -> Generator[Any, Any, T]:
+        wanted: dict[str, Any] = dict(begin(ctx))
+        while True:
+            said = (yield ToolCall(name, wanted, include_tool_call=False)).tool_result
+            data = said.data if isinstance(said.data, Mapping) else {}
+            if said.is_error or "error" in data:
+                raise _as_error(said.text if said.is_error else data["error"])
+            if "asks" not in data:
+                break
+            asks = data["asks"]
+            decided = (yield Parallel(*[_asking(name, ask) for ask in asks])).value
+            answers = [_answer(ask, one) for ask, one in zip(asks, decided, strict=True)]
+            wanted = {"answers": answers, **{member: data[member] for member in carried}}
+        if data["text"]:
+            # Never as `StepText`: that would carry out what looks like a call in it.
+            message = {"role": "assistant", "content": data["text"]}
+            yield ToolCall("add_message", message, include_tool_call=False)
+        return reply(data)
+
+    return handle_steps
+
+
+def _asking(name: str, ask: Mapping[str, Any]) -> ToolCall | Ask:
+    given = ask["input"]
+    if ask["kind"] != QUESTION:
+        return ToolCall(f"{name}_{ask['kind']}", given, include_tool_call=False)
+    return Ask(
+        given["text"],
+        given["options"],
+        multi_select=given["multi_select"],
+        allow_text=given["allow_text"],
+        details=given.get("details"),
+    )
+
+
+def _answer(ask: Mapping[str, Any], decided: Any) -> dict[str, Any]:
+    if ask["kind"] == QUESTION:
+        return {"id": ask["id"], "answer": decided}
+    return {"id": ask["id"], "allowed": not decided.is_error, "input": ask["input"]}
+
+
+def _as_error(told: Any) -> ExternalAgentError:
+    if isinstance(told, Mapping):
+        return ExternalAgentError(str(told.get("message", "")), kind=str(told.get("kind", "")))
+    return ExternalAgentError(str(told), kind="failed")
+
+
+def failed(error: ExternalAgentError, **spent: Any) -> ToolResult:
+    """Return what a call gives whose agent could not be led; *spent* are tokens and dollars that it cost all the same."""
+    return ToolResult.json({"error": {"message": mended(error.message), "kind": error.kind}}, **spent)
+
+
+def asked_kind(category: str) -> str:
+    """Return under which of the tools something of a category is asked for."""
+    return next((name for name, one in ASKED.items() if one == category), OTHER)
+
+
+def permission_tools(
+    name: str, on_allowed: Callable[[ToolContext, JsonDict], None] | None = None
+) -> list[Tool[Any, Any]]:
+    """
+    Return the tools whose calls stand for what the agent *name* does if it may.
+
+    Args:
+        name: The id of the agent.
+        on_allowed: Called with the context and the input of each allowed call, while that call runs.
+    """
+    return [_permission_tool(name, kind, on_allowed) for kind in (*ASKED, OTHER)]
+
+
+def _permission_tool(
+    name: str, kind: str, on_allowed: Callable[[ToolContext, JsonDict], None] | None
+) -> Tool[Any, Any]:
+    """Return the tool whose call stands for something that the program does if it may; what it is was done by nobody yet."""
+    text: Mapping[str, object] = {"type": "string"}
+    members = {
+        "title": text,
+        "paths": {"type": "array", "items": text},
+        "command": {"anyOf": [text, {"type": "array", "items": text}]},
+        "url": text,
+        "details": text,
+    }
+    schema = {"type": "object", "properties": members, "required": ["title"], "additionalProperties": False}
+    about = "do something" if kind == OTHER else kind
+
+    def allowed(ctx: ToolContext, given: JsonDict) -> dict[str, object]:
+        if on_allowed is not None:
+            on_allowed(ctx, given)
+        return {"allowed": True}
+
+    return Tool(
+        f"{name}_{kind}",
+        f"Asks whether the agent {name} may {about}.",
+        schema,
+        allowed,
+        category=ASKED.get(kind, ""),
+        annotations=ToolAnnotations(idempotent=True, read_only=kind == "read"),
+        in_thread=False,
+        preview=_previewed,
+    )
+
+
+def _previewed(given: JsonDict) -> ToolPreview:
+    details = {key: value for key, value in given.items() if key != "title"}
+    return ToolPreview(str(given.get("title", "")), details)
+
+
+PATHS = ("path", "file_path", "abs_path", "filePath")
+COMMAND = ("command", "cmd", "argv")
+
+
+def asked_input(title: str, raw: Mapping[str, Any], *, paths: Sequence[str] = (), details: str = "") -> dict[str, Any]:
+    """
+    Return what rules and people are shown of something that an agent wants to be allowed: texts alone, of a capped size.
+
+    Args:
+        title: What it is in words.
+        raw: What the agent's own tool is given.
+        paths: Files that it is about, beside those that are found in *raw*.
+        details: More to look at; *raw* itself by default.
+    """
+    several = raw.get("paths")
+    found = [*paths, *[text_of(raw[name]) for name in PATHS if isinstance(raw.get(name), str)]]
+    found += [text_of(one) for one in several[:100]] if isinstance(several, list) else []
+    made: dict[str, Any] = {"title": title or "Something that it does not name"}
+    if found := list(dict.fromkeys(filter(None, found)))[:100]:
+        made["paths"] = found
+    if (command := next((raw[name] for name in COMMAND if raw.get(name)), None)) is not None:
+        is_words = isinstance(command, list) and all(isinstance(word, str) for word in command)
+        made["command"] = (
+            [text_of(word, ENTRY_CHARS) for word in command] if is_words else text_of(command, ENTRY_CHARS)
+        )
+    if isinstance(raw.get("url"), str):
+        made["url"] = text_of(raw["url"])
+    if details := details or (compact(raw) if raw else ""):
+        made["details"] = details[:ENTRY_CHARS]
+    return made
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+class Said:
+    """What an agent says in a turn, shown as it comes and kept."""
+
+    def __init__(self) -> None:
+        self.ctx = ToolContext()
+        self._text: list[str] = []
+        self._completed = 0
+        self._record: list[dict[str, Any]] = []
+        self._tools: dict[str, dict[str, Any]] = {}
+        self._shown: set[str] = set()
+        self._left = RECORD_CHARS
+
+    def begin(self, ctx: ToolContext) -> None:
+        """Be heard as the call of *ctx* from now on."""
+        self.ctx = ctx
+        self._completed = len(self._text)
+
+    def complete(self) -> str:
+        """Show the whole of what was said in this call, and return all of the turn's."""
+        if text := "".join(self._text[self._completed :]):
+            self._emit(TextCompleted(text=text))
+        return "".join(self._text)
+
+    def finish(self) -> None:
+        """Show the end of what had no end."""
+        for call in list(self._shown):
+            self._ended(call, self._tools[call], "cancelled")
+
+    def _emit(self, event: Event) -> None:
+        self.ctx.emit(event)
+
+    @property
+    def room(self) -> int:
+        """How many more characters are kept."""
+        return max(0, self._left)
+
+    def more(self, kind: str, text: str) -> None:
+        """Take in some more ``"text"``, or of a ``"thought"``."""
+        if not text or not self.has_room(len(text)):
+            return
+        if kind == "text":
+            self._text.append(text)
+            self._emit(TextDelta(text=text))
+        else:
+            self._emit(ThinkingDelta(text=text))
+        if self._record and kind in self._record[-1]:
+            self._record[-1][kind].append(text)
+        else:
+            self._record.append({kind: [text]})
+
+    def has_room(self, chars: int) -> bool:
+        """Return whether so much more is kept, which counts as that then."""
+        if self._left <= 0:
+            return False
+        self._left -= chars
+        if self._left <= 0 or len(self._record) >= ENTRIES:
+            self._left = 0
+            self._record.append({"note": LEFT_OUT})
+        return True
+
+    def tool(
+        self,
+        call: str,
+        *,
+        name: str,
+        category: str,
+        title: str = "",
+        status: str = "",
+        given: Mapping[str, Any] = {},
+        kept: Mapping[str, Any] = {},
+        output: str = "",
+    ) -> None:
+        """
+        Take in what became of a call of a tool of the agent's.
+
+        Args:
+            call: The agent's own id of it.
+            name: What the tool is called in events.
+            category: By which our rules know such calls.
+            title: What the record calls it; as before when empty.
+            status: ``"completed"`` and ``"failed"`` are ends; as before when empty.
+            given: What it was given, to be shown.
+            kept: Members of the record beside its own.
+            output: What came of it.
+        """
+        entry = self._tools.get(call)
+        if entry is None:
+            if not self.has_room(1):
+                return
+            # The id stays, though the turn may go on in another call of ours.
+            shown = f"{self.ctx.tool_call_id}/{call[:200]}"
+            entry = self._tools[call] = {"tool": "", "kind": name, "status": "pending", "kept": {}, "id": shown}
+        if not any(entry is one for one in self._record[-OPEN_ASKS:]):
+            self._record.append(entry)
+        entry["tool"] = title or entry["tool"]
+        entry["kind"], entry["status"], entry["kept"] = name, status or entry["status"], dict(kept)
+        if output and self.has_room(len(output)):
+            entry["output"] = output
+        self._show(call, entry, given, category)
+
+    def _show(self, call: str, entry: dict[str, Any], given: Mapping[str, Any], category: str) -> None:
+        if call not in self._shown and "ended" not in entry:
+            self._shown.add(call)
+            self._emit(
+                ToolStarted(
+                    tool_name=entry["kind"],
+                    tool_call_id=entry["id"],
+                    input=dict(given),
+                    source="external",
+                    category=category,
+                )
+            )
+        if entry["status"] in ("completed", "failed"):
+            self._ended(call, entry, "ok" if entry["status"] == "completed" else "error")
+
+    def _ended(self, call: str, entry: dict[str, Any], status: Any) -> None:
+        if call not in self._shown:
+            return
+        self._shown.discard(call)
+        entry["ended"] = True
+        name = entry["kind"]
+        result = ToolResult.text(entry.get("output", ""), status=status, tool_name=name, tool_call_id=entry["id"])
+        self._emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
+
+    def plan(self, plan: list[dict[str, Any]]) -> None:
+        """Take in a plan: the ``task`` of each part, and whether it is ``completed``."""
+        if self.has_room(sum(len(one["task"]) for one in plan) + 1):
+            self._record.append({"plan": plan})
+            self._emit(TodosChanged(todos=plan))
+
+    def taken(self) -> list[dict[str, Any]]:
+        """Return what was kept since it was taken last."""
+        record, self._record = self._record, []
+        made = []
+        for entry in record:
+            if "kept" in entry:
+                shown = {key: entry[key] for key in ("tool", "kind", "status", "output") if key in entry}
+                made.append(shown | entry["kept"])
+            else:
+                made.append(
+                    {
+                        key: "".join(value) if isinstance(value, list) and key != "plan" else value
+                        for key, value in entry.items()
+                    }
+                )
+        return made
+
+
+# --- foreign values ---------------------------------------------------------------------------------------------------
+
+
+def dict_of(value: object) -> Mapping[str, Any]:
+    """Return an object; an empty one in place of whatever else it is."""
+    return value if isinstance(value, dict) else {}
+
+
+def dicts_of(value: object) -> list[Mapping[str, Any]]:
+    """Return the objects among the first 1,000 of a list."""
+    return [one for one in value[:1_000] if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def text_of(value: object, most: int = SHOWN_CHARS) -> str:
+    """Return the beginning of a text; ``""`` in place of whatever else it is."""
+    return mended(value[:most]) if isinstance(value, str) else ""
+
+
+def compact(value: object) -> str:
+    """Return the beginning of what a value is as JSON."""
+    try:
+        return mended(json.dumps(value, ensure_ascii=False, default=str)[:SHOWN_CHARS])
+    except (ValueError, RecursionError):
+        return ""
+
+
+async def to_the_end(work: Any) -> None:
+    """Wait for something that has to be done, however often this task is cancelled."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((task,))
+    if not task.cancelled() and (error := task.exception()) is not None:
+        LOGGER.warning("an agent that was led could not be ended: %s", error)

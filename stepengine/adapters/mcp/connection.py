@@ -1,0 +1,733 @@
+"""
+One server in one event loop: owned by one task, started when it is needed, started again when it died, never left behind.
+
+The package's client has to be left by the task that entered it, and a server that dies may cancel that task. So a task of its
+own does nothing but own it; requests come from any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from contextvars import Context
+from importlib.util import find_spec
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import frozen
+
+from stepengine.adapters.mcp._caps import (
+    CLOSE_SECONDS,
+    ERROR_CHARS,
+    LEAST_POLL,
+    LISTEN_MOST,
+    LISTEN_SECONDS,
+    MOST_POLL,
+    PAGES,
+    POLL_SECONDS,
+    RESTART_WAITS,
+    RUNS_KEPT,
+    TOOLS,
+)
+from stepengine.adapters.mcp.asking import roots_of
+from stepengine.adapters.mcp.http import ANSWER, RUN, EndpointAnswers, HttpAnswer
+from stepengine.adapters.mcp.notices import LogLevel, Notice, Notices
+from stepengine.adapters.mcp.sifting import TASK, Sift
+from stepengine.adapters.mcp.stdio import Pipe, ServerProgram
+from stepengine.data.visible import visible
+from stepengine.errors import DefinitionError, ToolError, ToolServerError
+from stepengine.runtime.logs import LOGGER
+from stepengine.tools.conversion import cut
+from stepengine.workspace.installed import installed_version
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.client.session import ClientSession
+
+__all__ = ("ConnectionOptions", "Lost", "NoSuchMethod", "ServerConnection", "Wanted", "require_package")
+
+T = TypeVar("T")
+CLOSED_CODE = -32000
+"""The code of JSON-RPC that the MCP library uses for a connection that has ended."""
+NO_METHOD_CODE = -32601
+"""The code that JSON-RPC 2.0 defines for an unknown method."""
+FETCHERS = ("npx", "uvx", "bunx", "pipx", "uv", "pnpm", "yarn", "docker", "podman")
+"""Commands that fetch the program first when it is not there yet."""
+ENDED = ("completed", "failed", "cancelled")
+"""What a task is called that does not go on."""
+REMEDY = "the package mcp is not installed: pip install 'stepengine[mcp]'"
+
+
+class NoSuchMethod(ToolError):
+    """The server does not know what it was asked for."""
+
+
+class Lost(ToolServerError):
+    """The connection ended while a call was open, so that nobody knows what became of it."""
+
+
+@frozen(kw_only=True)
+class ConnectionOptions:
+    """
+    What ``mcp_tools`` was told of a server.
+
+    Attributes:
+        name: What it is called.
+        server: A ``ServerProgram``, the URL of an endpoint, or a server in this process.
+        headers: HTTP headers of every request to a URL.
+        auth: What signs requests to a URL; see ``mcp_tools``.
+        roots: Addresses of the folders that it is told of; ``None`` refuses to say.
+        log_level: From which level on lines of its log are logged.
+        subscribe: Addresses of resources whose changes it is to tell.
+        on_notice: Called with what it says of its own accord.
+        elicitation: Whether it may ask people.
+        sampling: Whether it may ask the run's model.
+        timeout: Seconds that a request may take.
+        start_timeout: Seconds that starting it may take, its greeting included.
+        protocol: ``"auto"``, or ``"legacy"`` for the greeting of before 2026-07-28.
+    """
+
+    name: str
+    server: Any
+    headers: Mapping[str, str] | None = None
+    auth: Any = None
+    roots: tuple[str, ...] | None = None
+    log_level: LogLevel | None = None
+    subscribe: tuple[str, ...] = ()
+    on_notice: Callable[[Notice], object] | None = None
+    elicitation: bool = True
+    sampling: bool = False
+    timeout: float = 60.0
+    start_timeout: float = 10.0
+    protocol: str = "auto"
+
+
+@frozen
+class Wanted:
+    """
+    What a server wants to know before it goes on with a call.
+
+    Attributes:
+        requests: The requests by key, as JSON with ``method`` and ``params``.
+        state: What has to be sent back with the answers, ``""`` for nothing; ``None`` where the request is still open.
+    """
+
+    requests: Mapping[str, Any]
+    state: str | None = None
+
+
+class OpenCall:
+    """
+    A request that is under way, with what its server asks meanwhile.
+
+    Args:
+        request: The request.
+        lost: What is said of it when somebody else gives it up.
+
+    Attributes:
+        task: The request.
+        waiting: The answer that the server waits for; ``None`` when it has asked nothing.
+    """
+
+    def __init__(self, request: Coroutine[object, Any, object], lost: str = "the call was given up") -> None:
+        self.task = _apart(request, "mcp call")
+        self._lost = lost
+        self.waiting: asyncio.Future[Any] | None = None
+        self._asked: list[tuple[Any, asyncio.Future[Any]]] = []
+        self._bell: asyncio.Future[None] | None = None
+
+    def ask(self, request: Any, answer: asyncio.Future[Any]) -> None:
+        """Take what the server asks, and the future of its answer."""
+        self._asked.append((request, answer))
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._asked and self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
+
+    async def outcome(self) -> Any:
+        """
+        Return what the request gave, or what the server asks first.
+
+        Raises:
+            asyncio.CancelledError: when the caller was cancelled; then the request is, too, and the server is told.
+            Lost: when the request was given up by somebody else, such as who closed the connection.
+        """
+        bell = self._bell = asyncio.get_running_loop().create_future()
+        self._ring()
+        try:
+            await asyncio.wait((self.task, bell), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self.end()
+            raise
+        if self.task.cancelled():
+            raise Lost(self._lost)
+        if self.task.done():
+            return self.task.result()
+        request, self.waiting = self._asked.pop(0)
+        return Wanted({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
+
+    def answer(self, value: object) -> None:
+        """Answer what the server asked last."""
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result(value)
+
+    async def end(self) -> None:
+        """Give the request up; the server is told, if it listens, and so are those of its questions that nobody will answer."""
+        import mcp_types as types
+
+        self.task.cancel()
+        given_up = types.ErrorData(code=types.INVALID_REQUEST, message="The call that this is about was given up")
+        for answer in (self.waiting, *[answer for _, answer in self._asked]):
+            if answer is not None and not answer.done():
+                answer.set_result(given_up)
+        await asyncio.wait((self.task,), timeout=CLOSE_SECONDS)
+
+
+class _Live:
+    """A client that was entered, and the task that owns it."""
+
+    def __init__(
+        self, options: ConnectionOptions, answer: Callable[[Any], Awaitable[object]], on_tools: Callable[[], None]
+    ) -> None:
+        self._options = options
+        self._answer = answer
+        self._on_tools = on_tools
+        self._notices = Notices(options.name, log_level=options.log_level, told=options.on_notice, on_tools=on_tools)
+        self._over = asyncio.Event()
+        self._closed = False
+        self.pipe: Pipe | None = None
+        self.answers: EndpointAnswers | None = None
+        self.why = ""
+        self.client: Client = self._make_client()
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.task = _apart(self._own(), f"mcp server {options.name}")
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set() or self.task.done()
+
+    @property
+    def refusal(self) -> str:
+        """Why the endpoint refuses us, in words, with what helps; ``""`` when it does not."""
+        return "" if self.answers is None else self.answers.refusal()
+
+    def _make_client(self) -> Client:
+        from mcp import Client
+        from mcp_types import Implementation
+
+        options = self._options
+        server: Any = options.server
+        sift = Sift(self._version)
+        if isinstance(server, ServerProgram):
+            self.pipe = Pipe(server, self._over.set, sift)
+            server = self.pipe.opened()
+        elif isinstance(server, str):
+            self.answers = EndpointAnswers(server, options.headers or {}, auth=options.auth, sift=sift)
+            server = self.answers.opened()
+        asked: Any = self._answer_elicitation
+        roots: Any = None if options.roots is None else self._roots
+        lowest: LogLevel | None = "debug" if options.on_notice is not None else None
+        return Client(
+            server,
+            mode=options.protocol,
+            elicitation_callback=asked if options.elicitation else None,
+            sampling_callback=asked if options.sampling else None,
+            list_roots_callback=roots,
+            logging_callback=self._notices.log,
+            log_level=options.log_level or lowest,
+            message_handler=self._notices.take,
+            client_info=Implementation(name="stepengine", version=installed_version("stepengine") or "0"),
+        )
+
+    def _version(self) -> str | None:
+        with suppress(RuntimeError):
+            return self.client.session.protocol_version
+        return None
+
+    async def _answer_elicitation(self, _: Any, params: Any) -> Any:
+        return await self._answer(params)
+
+    async def _roots(self, _: Any) -> Any:
+        import mcp_types as types
+
+        return types.ListRootsResult.model_validate(roots_of(self._options.roots or ()), by_name=False)
+
+    async def _attend(self) -> None:
+        """Ask the server for what it is to tell of its own accord: its log, changes of lists and of resources."""
+        from mcp import MCPError
+        from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+        from pydantic import ValidationError
+
+        ANSWER.set(HttpAnswer())  # what is answered here says nothing of anybody's request
+        session = self.client.session
+        try:
+            if session.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                await self._listen()
+            else:
+                await self._subscribe(session)
+        except (MCPError, ValidationError, RuntimeError, TimeoutError) as error:
+            if self._options.subscribe and not self.is_over:
+                said = visible(cut(str(error), ERROR_CHARS), strict=True)
+                LOGGER.warning("the MCP server %r does not tell of changes: %s", self._options.name, said)
+
+    async def _listen(self) -> None:
+        """Listen for changes until the connection is over; a stream may end at any time, if only by a proxy."""
+        from mcp.client.subscriptions import SubscriptionLost
+
+        can = self.client.session.server_capabilities
+        tools = bool(can and can.tools and can.tools.list_changed)
+        more = self._options.on_notice is not None
+        prompts = bool(more and can and can.prompts and can.prompts.list_changed)
+        resources = bool(more and can and can.resources and can.resources.list_changed)
+        if not (tools or prompts or resources or self._options.subscribe):
+            return
+        pause = LISTEN_SECONDS
+        while not self.is_over:
+            with suppress(SubscriptionLost):
+                async with self.client.listen(
+                    tools_list_changed=tools,
+                    prompts_list_changed=prompts,
+                    resources_list_changed=resources,
+                    resource_subscriptions=self._options.subscribe,
+                ) as told:
+                    async for _ in told:
+                        pause = LISTEN_SECONDS  # the notifications themselves come to whoever takes all of them
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LISTEN_MOST)
+            self._on_tools()  # nobody told what changed meanwhile
+
+    async def _subscribe(self, session: ClientSession) -> None:
+        import mcp_types as types
+
+        options, can = self._options, session.server_capabilities
+        level = options.log_level or "debug"
+        if self._notices.wants_logs and can is not None and can.logging is not None:
+            params: Any = types.SetLevelRequestParams(level=level)
+            await session.send_request(types.SetLevelRequest(params=params), types.EmptyResult)
+        for uri in options.subscribe:
+            asked = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uri))
+            await session.send_request(asked, types.EmptyResult)
+
+    async def _own(self) -> None:
+        """Enter the client, wait until it is over, leave it: all in this task."""
+        try:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(self._options.start_timeout):
+                    await stack.enter_async_context(self.client)
+                attending = asyncio.create_task(self._attend())
+                stack.push_async_callback(_given_up, attending)
+                if not self._ready.done():
+                    self._ready.set_result(None)
+                await self._over.wait()
+        except BaseException as error:
+            self._over.set()
+            self.why = self._explain_end(error)
+            if not self._ready.done():
+                failed = ToolServerError(self._why_not_started())
+                failed.__cause__ = _leaf(error)
+                self._ready.set_exception(failed)
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+        finally:
+            self._over.set()
+
+    def _why_not_started(self) -> str:
+        name = self._options.name
+        if self.refusal:
+            return f"the MCP server {name!r} cannot be used: {self.refusal}"
+        return f"the MCP server {name!r} did not start: {self.why}"
+
+    def _explain_end(self, error: BaseException) -> str:
+        """Return in words why it is over: what this side objects to, what went wrong, what the process said last."""
+        leaf = _leaf(error)
+        pipe = self.pipe
+        if pipe is not None and pipe.problem:
+            said = pipe.problem
+        elif isinstance(leaf, TimeoutError):
+            said = self._too_slow()
+        elif self.answers is not None and self.answers.failure():
+            said = self.answers.failure()
+        else:
+            said = visible(cut(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
+        words = pipe.last_words() if pipe is not None else ""
+        return f"{said}; it said: {words}" if words else said
+
+    def _too_slow(self) -> str:
+        said = f"it did not answer within {self._options.start_timeout:g} s"
+        server = self._options.server
+        word = PurePath(server.argv[0]).stem if isinstance(server, ServerProgram) else ""
+        why = f"; {word} fetches what is not there yet" if word in FETCHERS else ""
+        return f"{said}{why}; give it longer, with start_timeout={max(60, round(4 * self._options.start_timeout))}"
+
+    async def entered(self) -> None:
+        """Wait until it can be used; raises ``ToolError`` when it cannot."""
+        await asyncio.shield(self._ready)
+
+    def end(self) -> None:
+        """Have it left; may be called twice."""
+        self._over.set()
+
+    async def ended(self) -> None:
+        self.end()
+        await asyncio.wait((self.task,))
+
+
+class ServerConnection:
+    """
+    What one event loop has of a server.
+
+    Args:
+        options: What it is.
+
+    Attributes:
+        digests: The digests of all definitions of its last list, by the server's names.
+        offered: Those of them that runs are given.
+        promises: The output schemas of that list.
+        is_stale: Whether the server said since that it is another one by now.
+        used_at: When it was last asked for, by the clock of the loop.
+    """
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        require_package()
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        self._live: _Live | None = None
+        self._restarts: dict[str, int] = {}
+        self._was_up = False
+        self._open: dict[str, OpenCall] = {}
+        self._asking: set[asyncio.Task[Any]] = set()
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.digests: dict[str, str] = {}
+        self.offered: dict[str, str] = {}
+        self.promises: dict[str, Mapping[str, Any]] = {}
+        self.is_stale = False
+        self.used_at = self._loop.time()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is open."""
+        return not self._open
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that it belongs to."""
+        return self._loop
+
+    # --- who has it ---------------------------------------------------------------------------------------------------
+
+    def taken_by(self, user: object) -> None:
+        """Take note that *user* has it; it stays open until the last one that has it gives it back."""
+        self._users.add(user)
+
+    def given_back_by(self, user: object) -> bool:
+        """Take note that *user* does without it, and return whether nobody is left who has it."""
+        self._users.discard(user)
+        return not self._users
+
+    # --- starting and ending ------------------------------------------------------------------------------------------
+
+    async def session(self, run: str = "") -> ClientSession:
+        """
+        Return a session that is under way; *run* is the root run, which has its server started again twice at most.
+
+        Raises:
+            ToolError: when the server cannot be started, or has died too often.
+        """
+        async with self._lock:
+            while self._live is None or self._live.is_over:
+                await self._start(run)
+            return self._live.client.session
+
+    async def _start(self, run: str) -> None:
+        before = self._live
+        if before is not None:
+            await before.ended()
+            await self._wait_to_restart(run, before.why)
+        self._live = live = _Live(self._options, self._answer_server, self._outdate)
+        try:
+            await live.entered()
+            self._was_up = True
+        except ToolError as error:
+            causes = FileNotFoundError | PermissionError | NotADirectoryError
+            if live.refusal or isinstance(error.__cause__, causes):
+                self._live = None
+                raise  # waiting helps nobody
+        except BaseException:
+            live.end()
+            raise
+
+    async def _wait_to_restart(self, run: str, why: str) -> None:
+        name, used = self._options.name, self._restarts.pop(run, 0)
+        while len(self._restarts) >= RUNS_KEPT:
+            self._restarts.pop(next(iter(self._restarts)))
+        self._restarts[run] = used + 1
+        if used >= len(RESTART_WAITS):
+            self._live = None
+            because = f": {why}" if why else ""
+            gone = "is gone" if self._was_up else "did not start"
+            msg = f"the MCP server {name!r} {gone}: it was started again {used} times in this run, and ended each time{because}"
+            raise ToolServerError(msg)
+        LOGGER.warning("the MCP server %r ended and is started again%s", name, f": {why}" if why else "")
+        await asyncio.sleep(RESTART_WAITS[used])
+
+    async def aclose(self) -> None:
+        """End the server, and every request that waits for a person."""
+        for ticket in list(self._open):
+            await self.forget(ticket)
+        if self._asking:
+            await asyncio.wait(self._asking, timeout=CLOSE_SECONDS)
+        live, self._live = self._live, None
+        if live is not None:
+            await live.ended()
+
+    def abandon(self) -> None:
+        """Have everything ended without waiting, for whoever cannot."""
+        if self._live is not None:
+            self._live.end()
+
+    def _outdate(self) -> None:
+        self.is_stale = True
+
+    # --- lists --------------------------------------------------------------------------------------------------------
+
+    async def listed(self, *, prompts: bool = True) -> dict[str, Any]:
+        """
+        Return all tools, and all prompts if they are wanted, as they came over the wire, and whether tools may be tasks.
+
+        Raises:
+            ToolError: when the server cannot be started, or gives no list of tools.
+        """
+        self._restarts.pop("", None)
+        session = await self.session()
+        self.is_stale = False
+        can = session.server_capabilities
+        has_prompts = prompts and can is not None and can.prompts is not None
+        has_tools = can is None or can.tools is not None
+        return {
+            "tools": await self.pages(session.list_tools, "tools") if has_tools else [],
+            "prompts": await self.pages(session.list_prompts, "prompts", optional=True) if has_prompts else [],
+            "tasks": session.protocol_version == "2025-11-25",
+        }
+
+    async def pages(
+        self, ask: Callable[..., Awaitable[Any]], what: str, *, optional: bool = False
+    ) -> list[dict[str, Any]]:
+        """
+        Return all pages of a list, as they came over the wire.
+
+        One that is *optional* is empty where the server does not have it after all; many say more of themselves than is so.
+        """
+        from mcp_types import PaginatedRequestParams
+
+        found: list[dict[str, object]] = []
+        cursor: str | None = None
+        for _ in range(PAGES):
+            try:
+                page = await self.guarded(ask(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout)
+            except NoSuchMethod:
+                if optional:
+                    break
+                raise
+            found += [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in getattr(page, what)]
+            cursor = page.next_cursor
+            if cursor is None or len(found) > TOOLS:
+                break
+        return found
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    async def guarded(self, request: Awaitable[T], seconds: float | None = None) -> T:
+        """
+        Await a request to the server, at most so many seconds.
+
+        Raises:
+            Lost: when the connection ended meanwhile.
+            ToolError: for everything else that the server, or the way to it, answered with.
+        """
+        from anyio import BrokenResourceError, ClosedResourceError
+        from mcp import MCPError
+        from pydantic import ValidationError
+
+        name, live, answer = self._options.name, self._live, HttpAnswer()
+        token = ANSWER.set(answer)
+        try:
+            async with asyncio.timeout(seconds):
+                return await request
+        except TimeoutError as error:
+            msg = f"the MCP server {name!r} did not answer within {seconds:g} s"
+            raise ToolError(msg) from error
+        except MCPError as error:
+            raise self._error_of_answer(live, answer, error.code, error.message) from error
+        except (BrokenResourceError, ClosedResourceError) as error:
+            raise self._note_loss(live) from error
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            raise self._note_loss(live) from error  # somebody closed the connection, and nobody cancelled the caller
+        except ValidationError as error:
+            msg = f"the MCP server {name!r} answered with what the protocol does not know: {_clean_error_text(str(error))}"
+            raise ToolError(msg) from error
+        finally:
+            ANSWER.reset(token)
+
+    def _error_of_answer(self, live: _Live | None, answer: HttpAnswer, code: int, message: str) -> ToolError:
+        """Return what an error of the protocol means: a token that is not valid any more, the end, or the server's own words."""
+        name = self._options.name
+        answers = None if live is None else live.answers
+        if answers is not None and answers.is_about_sign_in(answer):
+            return ToolServerError(f"the MCP server {name!r} refused the request: {answers.refusal(answer)}")
+        if code == CLOSED_CODE:
+            return self._note_loss(live)
+        kind = NoSuchMethod if code == NO_METHOD_CODE else ToolError
+        return kind(f"the MCP server {name!r} answered with an error: {_clean_error_text(message)}")
+
+    def _note_loss(self, live: _Live | None) -> Lost:
+        """Take note that *live* is over, and not the one that may have been started since."""
+        if live is not None:
+            live.end()
+        pipe, answers = (None, None) if live is None else (live.pipe, live.answers)
+        problem = pipe.problem if pipe is not None else answers.unsigned if answers is not None else ""
+        return Lost(self._lost_for(problem))
+
+    def _lost_for(self, problem: str) -> str:
+        because = f" ({problem})" if problem else ""
+        return f"the connection to the MCP server {self._options.name!r} was lost{because}; the outcome is unknown"
+
+    async def request(
+        self, session: ClientSession, tool: str, arguments: Mapping[str, Any], progress: Any, **more: Any
+    ) -> Any:
+        """Send one ``tools/bundled/call``; returns ``Wanted`` or the result as JSON. Errors are those of ``guarded``."""
+        import mcp_types as types
+        from pydantic import TypeAdapter
+
+        params = types.CallToolRequestParams(name=tool, arguments=dict(arguments), **more)
+        # The session's own method checks what came with a validator whose expressions can take for ever.
+        answer: Any = TypeAdapter(types.InputRequiredResult | types.CallToolResult)
+        sent = session.send_request(types.CallToolRequest(params=params), answer, progress_callback=progress)
+        result = await self.guarded(sent)
+        task = (result.meta or {}).get(TASK)
+        if task is not None:
+            result = await self._of_task(session, task, progress)
+        dumped = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if isinstance(result, types.InputRequiredResult):
+            return Wanted(dumped.get("inputRequests") or {}, result.request_state or "")
+        return dumped
+
+    async def _of_task(self, session: ClientSession, started: Any, progress: Any) -> Any:
+        """Wait until a task has ended, telling what it says of itself, and return its result; giving up cancels it."""
+        import mcp_types as types
+        from pydantic import ValidationError
+
+        try:
+            task = types.Task.model_validate(started, by_name=False)
+        except ValidationError as error:
+            msg = f"the MCP server {self._options.name!r} began a task that cannot be read: {_clean_error_text(str(error))}"
+            raise ToolError(msg) from error
+        number, said = task.task_id, ""
+        try:
+            while task.status not in ENDED:
+                if task.status_message and task.status_message != said:
+                    said = task.status_message
+                    await progress(0, None, said)
+                if task.status == "input_required":
+                    break  # it asks while its result is waited for
+                await asyncio.sleep(_pause(task.poll_interval))
+                get = types.GetTaskRequest(params=types.GetTaskRequestParams(task_id=number))
+                task = await self.guarded(session.send_request(get, types.GetTaskResult))
+            payload = types.GetTaskPayloadRequest(params=types.GetTaskPayloadRequestParams(task_id=number))
+            return await self.guarded(session.send_request(payload, types.CallToolResult))
+        except asyncio.CancelledError:
+            end = types.CancelTaskRequest(params=types.CancelTaskRequestParams(task_id=number))
+            asking = _apart(self.guarded(session.send_request(end, types.CancelTaskResult), CLOSE_SECONDS), "mcp task")
+            asking.add_done_callback(_looked_at)
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+            raise
+
+    def opened(self, request: Coroutine[object, Any, object]) -> tuple[str, OpenCall]:
+        """Begin a request during which the server may ask; the ticket is what it is known by."""
+        ticket = secrets.token_hex(8)  # it stands in records, which other processes go on with
+        call = self._open[ticket] = OpenCall(request, self._lost_for("it was closed during the call"))
+        return ticket, call
+
+    def open_call(self, ticket: str) -> OpenCall | None:
+        """Return the request of a ticket, if it still waits."""
+        return self._open.get(ticket)
+
+    def closed(self, ticket: str) -> None:
+        """Take note that a request has ended."""
+        self._open.pop(ticket, None)
+
+    async def forget(self, ticket: str) -> None:
+        """Give up a request that nobody will continue."""
+        call = self._open.pop(ticket, None)
+        if call is not None:
+            await call.end()
+
+    async def _answer_server(self, params: object) -> object:
+        """Have a person, or the run, answer what the server asks; which of several open calls it is about, it does not say."""
+        import mcp_types as types
+
+        waiting = [call for call in self._open.values() if not call.task.done()]
+        free: Sequence[OpenCall] = [call for call in waiting if call.waiting is None or call.waiting.done()] or waiting
+        if not free:
+            return types.ErrorData(code=types.INVALID_REQUEST, message="No call is open that this could be about")
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        free[0].ask(params, answer)
+        return await answer
+
+
+def require_package() -> None:
+    """Raise ``DefinitionError`` where the package is not installed; it says what helps."""
+    found = find_spec("mcp")
+    if found is None or found.origin is None:  # a folder of that name beside the program is found, too
+        raise DefinitionError(REMEDY)
+
+
+def _apart(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
+    """Start a task that does not end with the tool call that needs it first. Of its context only the run is kept."""
+    context = Context()
+    context.run(RUN.set, RUN.get())
+    return asyncio.create_task(work, name=name, context=context)
+
+
+async def _given_up(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait((task,))
+    _looked_at(task)
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Take note of how a task ended that nobody waits for."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        LOGGER.debug("%s: %s", task.get_name(), error)
+
+
+def _pause(milliseconds: float | None) -> float:
+    """Return how many seconds to wait before a task is asked for again."""
+    seconds = POLL_SECONDS if milliseconds is None else milliseconds / 1_000
+    return min(max(seconds, LEAST_POLL), MOST_POLL)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
+
+
+def _leaf(error: BaseException) -> BaseException:
+    """Return the first error inside of nested exception groups, which is what really happened."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return error
+
+
+def _clean_error_text(text: str) -> str:
+    """Return what a server says is wrong, with an end and nothing hidden: it may become the error of a run."""
+    return visible(cut(text, ERROR_CHARS))

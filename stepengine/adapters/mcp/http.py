@@ -1,0 +1,305 @@
+"""
+A server behind an address: the client of its requests, and what its refusals mean.
+
+The package tells no status of a request that failed, so it is noted here as it comes in: by the request, since several are
+under way at once. The package sends each in the context of whoever asked, and so the note finds its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import attrs
+
+from stepengine.adapters.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
+from stepengine.data.json import JsonValue
+from stepengine.data.visible import visible
+from stepengine.tools.conversion import cut
+
+__all__ = ("ANSWER", "NO_RUN", "RUN", "EndpointAnswers", "HttpAnswer", "McpRun")
+
+TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+"""Refusals that another try may not meet."""
+PACKED_BYTES = LINE_BYTES // 1024
+"""How much is taken of a reply that is packed although that was not asked for: it may unpack to a thousand times as much."""
+REQUEST_SECONDS, READ_SECONDS = 30.0, 300.0
+"""Time-outs of the HTTP client; a server may hold a stream of notifications open without a word."""
+SIGN_IN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+GIVE = "mcp_tools(headers={'Authorization': 'Bearer ...'})"
+SIGN = "mcp_tools(auth=...), such as an OAuthClientProvider of the package mcp"
+
+
+@attrs.define(eq=False)
+class HttpAnswer:
+    """
+    The status of an answer, and what it says of signing in.
+
+    Attributes:
+        status: The status; 0 before there is one.
+        challenge: Its header ``www-authenticate``.
+    """
+
+    status: int = 0
+    challenge: str = ""
+
+
+ANSWER: ContextVar[HttpAnswer | None] = ContextVar("stepengine_mcp_answer", default=None)
+"""Where the answer to the request is noted that is sent now; ``None`` for the greeting."""
+
+
+@attrs.frozen
+class McpRun:
+    """
+    The run that a request to an MCP server is sent for.
+
+    Attributes:
+        id: The run's id.
+        owner: The user of the run, its ``user_id``; ``""`` if it has none.
+        params: The run's params as JSON; ``None`` if it has none.
+    """
+
+    id: str = ""
+    owner: str = ""
+    params: JsonValue = None
+
+
+NO_RUN = McpRun()
+RUN: ContextVar[McpRun] = ContextVar("stepengine_mcp_run", default=NO_RUN)
+"""The run whose request is being sent."""
+
+
+ELSE = "its reply is a message of the protocol, and none to what was asked"
+
+
+async def _send_signed(give: Callable[[McpRun], Any], request: Any) -> AsyncGenerator[Any, Any]:
+    """Send a request with the headers that *give* returns for the run; it is called once more when they are refused."""
+    before: dict[str, str] | None = None
+    for _ in range(2):
+        given = give(RUN.get())
+        headers = dict(await given if inspect.isawaitable(given) else given)
+        if headers == before:
+            return
+        before = headers
+        request.headers.update(headers)
+        response = yield request
+        if response.status_code != HTTPStatus.UNAUTHORIZED:
+            return
+
+
+class _TooLong(Exception):
+    """A reply has more bytes than anybody is given."""
+
+
+async def _read_body(response: Any) -> None:
+    """
+    Read the body of *response* as it came, up to a limit; a packed one has a far lower limit.
+
+    Raises:
+        _TooLong: when it has more; the body of the response is an empty object then.
+    """
+    import httpx2
+
+    stream, content = response.stream, bytearray()
+    packed = response.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
+    most = PACKED_BYTES if packed else LINE_BYTES
+    try:
+        async for chunk in stream:
+            content += chunk
+            if len(content) > most:
+                response.headers.pop("content-encoding", None)
+                content = bytearray(b"{}")
+                how = f"{most // 1024:,} KiB, packed, which was not asked for" if packed else f"{most // 1024:,} KiB"
+                msg = f"its reply has more than {how}"
+                raise _TooLong(msg)
+    finally:
+        response.stream = httpx2.ByteStream(bytes(content))
+        await stream.aclose()
+
+
+def _message(content: bytes) -> Any:
+    """Return the message that bytes are; ``None`` for bytes that are none."""
+    import mcp_types
+
+    try:
+        return mcp_types.jsonrpc_message_adapter.validate_json(content, by_name=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _pass_on(received: Any, incoming: Any, sift: Callable[[Any], Any]) -> None:
+    """Give what comes from the package to who reads, until either is over."""
+    from anyio import BrokenResourceError, ClosedResourceError
+
+    with suppress(BrokenResourceError, ClosedResourceError):
+        async for message in received:
+            await incoming.send(sift(message))
+    incoming.close()
+
+
+class EndpointAnswers:
+    """
+    What an endpoint answers to requests.
+
+    Each of its words is about one of them: *answer*, by default the last that came.
+
+    Args:
+        url: The endpoint.
+        headers: What goes with every request.
+        auth: What signs requests; see ``mcp_tools``.
+        sift: Makes of each message one that the package can read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        auth: Any = None,
+        sift: Callable[[Any], Any] = lambda message: message,
+    ) -> None:
+        self._url = url
+        self._headers = dict(headers)
+        self._auth = auth
+        self._sift = sift
+        self._last = HttpAnswer()
+        self._failed = ""
+
+    @asynccontextmanager
+    async def opened(self) -> Any:
+        """Give the streams to the endpoint."""
+        import anyio
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+
+        incoming, read = anyio.create_memory_object_stream[Any](0)
+        # What is packed could unpack to any size.
+        headers = {"accept-encoding": "identity", **self._headers}
+        timeout = httpx2.Timeout(REQUEST_SECONDS, read=READ_SECONDS)
+        async with httpx2.AsyncClient(headers=headers, auth=self._signing(), timeout=timeout) as client:
+            client.event_hooks["response"].append(partial(self._note_answer, incoming))
+            async with streamable_http_client(self._url, http_client=client) as (received, write):
+                passing = asyncio.create_task(_pass_on(received, incoming, self._sift))
+                try:
+                    yield read, write
+                finally:
+                    passing.cancel()
+                    await asyncio.wait((passing,))
+                    incoming.close()
+                    read.close()
+
+    def _signing(self) -> Any:
+        """Return what signs requests as the package's client has it; ``None`` where nothing does."""
+        import httpx2
+
+        auth, answers = self._auth, self
+        if auth is None:
+            return None
+
+        class Signing(httpx2.Auth):
+            requires_request_body = bool(getattr(auth, "requires_request_body", False))
+            requires_response_body = bool(getattr(auth, "requires_response_body", False))
+
+            async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:
+                flow = (
+                    auth.async_auth_flow(request) if hasattr(auth, "async_auth_flow") else _send_signed(auth, request)
+                )
+                response: Any = None
+                try:
+                    while True:
+                        try:
+                            one = await flow.asend(response)
+                        except StopAsyncIteration:
+                            return
+                        except Exception as error:
+                            answers._failed = visible(
+                                cut(f"{type(error).__name__}: {error}", CHALLENGE_CHARS), strict=True
+                            )
+                            raise
+                        response = yield one
+                finally:
+                    await flow.aclose()
+
+        return Signing()
+
+    async def _note_answer(self, incoming: Any, response: Any) -> None:
+        """Take note of the answer to a message; many servers refuse the stream beside them, which they need not have."""
+        if response.request.method != "POST":
+            return
+        challenge = response.headers.get("www-authenticate", "")
+        for answer in (self._last, ANSWER.get() or self._last):
+            answer.status, answer.challenge = response.status_code, challenge
+        is_json = response.headers.get("content-type", "").lower().startswith("application/json")
+        if is_json and response.status_code < HTTPStatus.BAD_REQUEST:
+            await self._answer_instead(incoming, response)
+
+    async def _answer_instead(self, incoming: Any, response: Any) -> None:
+        """
+        Answer a request in place of a reply that does not: whoever waits for it must not wait until their time is up.
+
+        The package answers what is no message at all; what is one, and another, it passes on.
+        """
+        import mcp_types
+        from mcp.shared.message import SessionMessage
+
+        asked = _message(response.request.content)
+        number = getattr(asked, "id", None)
+        if number is None or not hasattr(asked, "method"):
+            return
+        problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=ELSE)
+        try:
+            await _read_body(response)
+            reply = _message(await response.aread())
+            if reply is None or (not hasattr(reply, "method") and str(reply.id) == str(number)):
+                return
+            if isinstance(reply, mcp_types.JSONRPCError) and reply.id is None:
+                problem = reply.error  # it could not, or did not, say to what
+        except _TooLong as error:
+            problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=str(error))
+        await incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=problem)))
+
+    @property
+    def unsigned(self) -> str:
+        """Why a request could not be signed, in words; ``""`` when none had to be, or all could."""
+        return f"signing in with auth= did not work: {self._failed}" if self._failed else ""
+
+    def is_about_sign_in(self, answer: HttpAnswer) -> bool:
+        """Return whether a message was refused for who sent it."""
+        return answer.status in SIGN_IN
+
+    def failure(self, answer: HttpAnswer | None = None) -> str:
+        """Return the status in words; ``""`` unless it was that of a failure."""
+        status = (answer or self._last).status
+        phrase = f" {HTTPStatus(status).phrase}" if status in [*HTTPStatus] else ""
+        return f"it answered {status}{phrase}" if status >= HTTPStatus.BAD_REQUEST else ""
+
+    def refusal(self, answer: HttpAnswer | None = None) -> str:
+        """Return why a message was refused, in words, with what helps; ``""`` for none that stays as it is."""
+        answer = answer or self._last
+        status = answer.status
+        if self.unsigned:
+            return self.unsigned
+        if not HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR or status in TRANSIENT:
+            return ""
+        said = visible(cut(answer.challenge, CHALLENGE_CHARS), strict=True)
+        return f"{self.failure(answer)}{f' ({said})' if said else ''}{self._remedy(status)}"
+
+    def _remedy(self, status: int) -> str:
+        given = "in headers=" if any(name.lower() == "authorization" for name in self._headers) else ""
+        given = "of auth=" if self._auth is not None else given
+        if status == HTTPStatus.UNAUTHORIZED:
+            if given:
+                return f"; the token {given} is not one that it takes, or is no longer: get another one"
+            return f"; it has to be signed in to: get a token and give it with {GIVE}, or sign in with {SIGN}"
+        if status == HTTPStatus.FORBIDDEN:
+            what = f"the token {given} may not do this" if given else f"it may want a token, given with {GIVE}"
+            return f"; {what}"
+        if status == HTTPStatus.NOT_FOUND:
+            return "; nothing that speaks MCP is at this address, which often ends in /mcp"
+        return ""

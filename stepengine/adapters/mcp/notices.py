@@ -1,0 +1,136 @@
+"""What a server says of its own accord: lines of its log, lists and resources that changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import attrs
+from attrs import frozen
+
+from stepengine.adapters.mcp._caps import LOG_CHARS, LOG_LINES
+from stepengine.data.json import JsonValue, compact, freeze
+from stepengine.data.visible import visible
+from stepengine.errors import DataError
+from stepengine.runtime.logs import LOGGER
+from stepengine.tools.conversion import cut
+
+__all__ = ("LEVELS", "LogLevel", "Notice", "Notices")
+
+LogLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+LEVELS: dict[str, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "notice": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+    "alert": logging.CRITICAL,
+    "emergency": logging.CRITICAL,
+}
+"""Levels of the protocol, and what they are in a log of Python."""
+
+
+@frozen(kw_only=True)
+class Notice:
+    """
+    Something that a server said of its own accord.
+
+    Attributes:
+        server: The name that ``mcp_tools`` gave it.
+        kind: ``"log"`` for a line of its log; ``"resource"`` for one that was subscribed to and changed; ``"tools"``,
+            ``"prompts"`` or ``"resources"`` for a list that is another one by now.
+        uri: The address of the resource that changed.
+        level: The level of the line, as the protocol has it, such as ``"warning"``.
+        logger: Which part of the server wrote the line, if it says so.
+        data: The line: a text, or any other JSON.
+    """
+
+    server: str
+    kind: Literal["log", "tools", "prompts", "resources", "resource"]
+    uri: str = ""
+    level: str = ""
+    logger: str = ""
+    data: JsonValue = attrs.field(default=None, converter=freeze)
+
+
+class Notices:
+    """
+    Takes what one server says, and tells it to whoever wants to know.
+
+    Args:
+        server: Its name.
+        log_level: From which level on lines are logged; ``None`` logs none.
+        told: Called with each notice, in the event loop of the connection.
+        on_tools: Called when the list of tools changed.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        log_level: LogLevel | None,
+        told: Callable[[Notice], object] | None,
+        on_tools: Callable[[], None],
+    ) -> None:
+        self._server = server
+        self._level = log_level
+        self._told = told
+        self._on_tools = on_tools
+        self._logged = 0
+
+    @property
+    def wants_logs(self) -> bool:
+        """Whether anybody is told of lines of the server's log."""
+        return self._level is not None or self._told is not None
+
+    async def log(self, params: Any) -> None:
+        """Take a line of the server's log."""
+        try:
+            line = Notice(
+                server=self._server,
+                kind="log",
+                level=str(params.level),
+                logger=str(params.logger or ""),
+                data=params.data,
+            )
+        except DataError:
+            return
+        self._tell(line)
+        if self._level is not None and LEVELS.get(line.level, logging.INFO) >= LEVELS[self._level]:
+            self._log(line)
+
+    def _log(self, line: Notice) -> None:
+        self._logged += 1
+        if self._logged > LOG_LINES:
+            return
+        level = LEVELS.get(line.level, logging.INFO)
+        text = line.data if isinstance(line.data, str) else compact(line.data)
+        # No text of a server makes a line of its own, or steers a terminal (reliability:UI09).
+        shown = visible(cut(text, LOG_CHARS), strict=True)
+        who = f" ({visible(cut(line.logger, LOG_CHARS), strict=True)})" if line.logger else ""
+        LOGGER.log(level, "the MCP server %r%s says: %s", self._server, who, shown)
+        if self._logged == LOG_LINES:
+            LOGGER.warning("the MCP server %r has said %d lines; no more of them are logged", self._server, LOG_LINES)
+
+    async def take(self, message: Any) -> None:
+        """Take a notification of any kind."""
+        method = getattr(message, "method", "")
+        if method == "notifications/tools/list_changed":
+            self._on_tools()
+            self._tell(Notice(server=self._server, kind="tools"))
+        elif method == "notifications/prompts/list_changed":
+            self._tell(Notice(server=self._server, kind="prompts"))
+        elif method == "notifications/resources/list_changed":
+            self._tell(Notice(server=self._server, kind="resources"))
+        elif method == "notifications/resources/updated":
+            self._tell(Notice(server=self._server, kind="resource", uri=str(message.params.uri)))
+
+    def _tell(self, notice: Notice) -> None:
+        if self._told is None:
+            return
+        try:
+            self._told(notice)
+        except Exception:  # noqa: BLE001  (the caller's own code; the connection is not its victim)
+            LOGGER.exception("on_notice= of the MCP server %r raised; its connection goes on", self._server)

@@ -1,0 +1,381 @@
+"""What a server gave for a call, as the result of a tool; everything here is JSON as it came over the wire."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import attrs
+from attrs import frozen
+
+from stepengine.adapters.mcp._caps import ERROR_CHARS, MEDIA_BYTES, PAGE_SCHEME, PARTS
+from stepengine.data.json import JsonValue, canonical, compact, freeze
+from stepengine.data.messages import (
+    CUT_OFF,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    ResultPart,
+    SideEffect,
+    TextPart,
+    ToolResult,
+)
+from stepengine.data.visible import visible
+from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
+from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut
+from stepengine.tools.schemas import JsonSchema
+
+__all__ = (
+    "Blob",
+    "Channel",
+    "blobs_in",
+    "blobs_of",
+    "content_parts",
+    "cut_off_result",
+    "error_result",
+    "failed_result",
+    "misfit",
+    "result_of",
+    "without_excess_media",
+)
+
+Channel: TypeAlias = Literal["once", "text", "structured"]
+"""What a model is shown of a result that says something in texts and as a value."""
+PAGE = "mcp_page"
+"""The kind of the side effect that names a page for the result, or stores one."""
+BLOB = "mcp_blob"
+"""The kind of the side effect that keeps bytes which no model can be shown."""
+
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+PDF = "application/pdf"
+SHOWN = "[shown beside this]"
+HELD_DEPTH = 3
+"""How deep a value is searched for what the texts beside it say."""
+
+
+def error_result(text: str) -> ToolResult:
+    """Return an error result whose text, which may be a server's, has nothing hidden in it and an end."""
+    return ToolResult.error(cut(visible(text), ERROR_CHARS))
+
+
+def failed_result(server: str, error: ToolError) -> ToolResult:
+    """Return the result of a call that failed with *error*; one whose *server* is gone is told from one that was refused."""
+    if isinstance(error, ToolServerError):
+        return cut_off_result(server, error.message)
+    return error_result(error.message)
+
+
+def cut_off_result(server: str, text: str) -> ToolResult:
+    """Return the error result of a call whose *server* is gone."""
+    return attrs.evolve(error_result(text), side_effects=(SideEffect(CUT_OFF, server),))
+
+
+@frozen
+class Blob:
+    """
+    Bytes of a result that no model can be shown, such as sound or an archive.
+
+    Attributes:
+        data: The bytes.
+        mime_type: What the server says that they are; ``""`` when it does not.
+        uri: The address of the resource that they are; ``""`` for none.
+    """
+
+    data: bytes = attrs.field(repr=lambda data: f"<{len(data):,} bytes>")
+    mime_type: str = ""
+    uri: str = ""
+
+
+def blobs_of(result: ToolResult) -> tuple[Blob, ...]:
+    """
+    Return what the result of an MCP server's tool holds beside what models are shown: its bytes of other types, in order.
+
+    Pictures that models know and PDF files are no blobs: they are in ``ToolResult.media``.
+    """
+    found: list[Blob] = []
+    for effect in result.side_effects:
+        if effect.kind == BLOB and isinstance(effect.details, Mapping):
+            said = effect.details
+            found.append(Blob(base64.b64decode(str(said["data"])), str(said["mime_type"]), effect.target))
+    return tuple(found)
+
+
+def blobs_in(blocks: Sequence[Mapping[str, object]]) -> tuple[SideEffect, ...]:
+    """Return what keeps the bytes of blocks of content, or of resources, that no model can be shown."""
+    kept: list[SideEffect] = []
+    for block in blocks[:PARTS]:
+        inner = block.get("resource")
+        resource = inner if isinstance(inner, Mapping) else block
+        data = resource.get("blob") if "blob" in resource else resource.get("data")
+        mime, uri = str(resource.get("mimeType") or ""), str(resource.get("uri") or "")
+        if not isinstance(data, str) or not isinstance(_media(data, mime, ""), TextPart):
+            continue
+        if len(data) * 3 // 4 <= DOCUMENT_BYTES and _is_base64(data):
+            kept.append(SideEffect(BLOB, uri, {"mime_type": mime, "data": data}))
+    return tuple(kept)
+
+
+def pages_in(content: Sequence[Mapping[str, Any]], page: str) -> tuple[SideEffect, ...]:
+    """
+    Return the pages of a result for the application: the texts and links with a ``ui://`` address, and *page*, its tool's own.
+    """
+    found = [SideEffect(PAGE, page)] if page else []
+    for one in filter(None, map(_page_in, content[:PARTS])):
+        text = one.get("text")
+        if not isinstance(text, str):
+            found.append(SideEffect(PAGE, _page_address(one)))
+        elif len(text) <= DOCUMENT_BYTES:
+            data = {"mime_type": str(one.get("mimeType") or ""), "text": text}
+            found.append(SideEffect(PAGE, _page_address(one), data))
+    return tuple(found)
+
+
+def _page_in(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the page that a block has as text or links to; ``None`` for another block."""
+    kind = block.get("type")
+    found = block.get("resource") if kind == "resource" else block if kind == "resource_link" else None
+    is_page = isinstance(found, Mapping) and "blob" not in found and str(found.get("uri")).startswith(PAGE_SCHEME)
+    return found if is_page else None
+
+
+def _page_address(page: Mapping[str, Any]) -> str:
+    return visible(str(page["uri"]), strict=True)
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def result_of(raw: Mapping[str, Any], channel: Channel = "once", *, page: str = "") -> ToolResult:
+    """
+    Return the result of a call; media are kept within the caps of all tools, links stay text.
+
+    Args:
+        raw: What came over the wire.
+        channel: What is shown of texts and a structured value.
+        page: The ``ui://`` address of the page of its tool; ``""`` for none.
+    """
+    given = raw.get("content") or ()
+    content = without_excess_media(given)
+    parts = content_parts(content)
+    structured = raw.get("structuredContent")
+    data: JsonValue = None
+    if structured is not None:
+        if channel == "text" and parts:
+            data = freeze(_without_media(structured, _media_of(given)))
+        elif channel == "structured":
+            others = [part for part in parts if not isinstance(part, TextPart)]
+            parts = [JsonPart(freeze(_without_media(structured, _media_of(given)))), *others]
+        else:
+            parts = _with_structured(parts, structured, given)
+    if raw.get("isError"):
+        texts = [
+            p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
+        ]
+        return error_result("\n".join(texts) or "the server says that the call failed, and not why")
+    effects = (*blobs_in(content), *pages_in(content, page))
+    return as_result(ToolResult(tuple(parts), side_effects=effects, structured=data))
+
+
+def without_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return *content* with a word in place of media and pages that would make its record too large."""
+    kept, left = list[Mapping[str, Any]](), MEDIA_BYTES
+    for block in content:
+        page = _page_in(block)
+        text = None if page is None else page.get("text")
+        size = len(_data_of(block)) + (len(text.encode(errors="replace")) if isinstance(text, str) else 0)
+        if size > left:
+            kind = "page" if page else block.get("type")
+            words = f"[{kind} was left out: the media of a result have at most {MEDIA_BYTES:,} bytes in base64]"
+            kept.append({"type": "text", "text": words})
+            continue
+        left -= size
+        kept.append(block)
+    return kept
+
+
+def _media_of(content: Sequence[Mapping[str, object]]) -> set[str]:
+    return {data for block in content if (data := _data_of(block))}
+
+
+def _with_structured(
+    parts: Sequence[ResultPart], structured: object, content: Sequence[Mapping[str, object]]
+) -> list[ResultPart]:
+    """
+    Return *parts* with the value of a result, each thing once: servers say the same in texts for clients that know nothing else.
+
+    Texts that the value holds are left out. A value that is nothing but the text, or the content itself, is left out in its
+    turn, so that a model reads a file as it is. A plain value comes in an object with the one member ``result``; where the
+    text says it without, so does this. Media stay what they are, and are no text in the value.
+    """
+    others = [part for part in parts if not isinstance(part, TextPart)]
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    if isinstance(structured, Mapping) and len(structured) == 1:
+        (plain,) = structured.values()
+        if (isinstance(plain, str) and texts == [plain]) or _is_content(plain, content):
+            return list(parts)
+        if "result" in structured and (
+            _says(texts, plain) or (isinstance(plain, list | tuple) and _says_each(texts, plain))
+        ):
+            return [JsonPart(freeze(plain)), *others]
+    value = freeze(_without_media(structured, _media_of(content)))
+    if _says(texts, structured):
+        return [JsonPart(value), *others]
+    held = set(_texts_in(value, HELD_DEPTH))
+    return [JsonPart(value), *[p for p in parts if not (isinstance(p, TextPart) and _form(p.text) & held)]]
+
+
+def _texts_in(value: object, depth: int) -> Iterator[str]:
+    """Give the texts that say *value* or something in it: JSON, and texts themselves."""
+    yield canonical(value)
+    if isinstance(value, str):
+        yield value
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    for each in inner if depth else ():
+        yield from _texts_in(each, depth - 1)
+
+
+def _form(text: str) -> set[str]:
+    """Return the forms in which a value may hold what a text says."""
+    read = _read(text, None)
+    if read is text:
+        return {text}
+    try:
+        return {text, canonical(freeze(read))}
+    except DataError:
+        return {text}
+
+
+def _is_content(value: object, content: Sequence[Mapping[str, object]]) -> bool:
+    """Return whether *value* is the list of what the result shows anyway; servers write out what is not there as null."""
+    return (
+        isinstance(value, list | tuple)
+        and bool(content)
+        and all(isinstance(each, Mapping) for each in value)
+        and [{k: v for k, v in each.items() if v is not None} for each in value] == [dict(each) for each in content]
+    )
+
+
+def _data_of(block: Mapping[str, object]) -> str:
+    """Return what a block of content holds in base64."""
+    resource = block.get("resource")
+    found = resource.get("blob") if isinstance(resource, Mapping) else block.get("data")
+    return found if isinstance(found, str) else ""
+
+
+def _without_media(value: object, shown: Collection[str]) -> object:
+    """
+    Return *value* with a word in place of media.
+
+    These are those that the result shows, and whatever has the form of a block of content or of a resource of bytes.
+    """
+    if isinstance(value, str):
+        return SHOWN if value in shown else value
+    if isinstance(value, Mapping):
+        kept = {name: _without_media(each, shown) for name, each in value.items()}
+        return {**kept, **_left_out(value, shown)}
+    if isinstance(value, list | tuple):
+        return [_without_media(each, shown) for each in value]
+    return value
+
+
+def _left_out(value: Mapping[str, object], shown: Collection[str]) -> dict[str, str]:
+    """Return the member of a block of content that holds media, with a word in its place."""
+    is_block = value.get("type") in ("image", "audio") and isinstance(value.get("mimeType"), str)
+    member = "data" if is_block else "blob" if isinstance(value.get("uri"), str) else ""
+    data = value.get(member) if member else None
+    if not isinstance(data, str) or data in shown:
+        return {}
+    return {member: f"[{len(data.rstrip('=')) * 3 // 4:,} bytes were left out]"}
+
+
+def _says(texts: Sequence[str], value: object) -> bool:
+    return len(texts) == 1 and _says_each(texts, [value])
+
+
+def _says_each(texts: Sequence[str], values: Sequence[object]) -> bool:
+    return len(texts) == len(values) and all(_read(t, v) == v for t, v in zip(texts, values, strict=True))
+
+
+def _read(text: str, value: object) -> Any:
+    """Return a text as JSON, if it is some, unless *value* is a text itself."""
+    if isinstance(value, str) or len(text) > RESULT_CHARS:
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
+    """Return the parts of a result, of a prompt or of a resource; what no model can be shown is said in words."""
+    parts = [_part(block) for block in content[:PARTS]]
+    if len(content) > PARTS:
+        parts.append(TextPart(f"[{len(content) - PARTS:,} more parts were left out]"))
+    return parts
+
+
+def _part(block: Mapping[str, Any]) -> ResultPart:
+    kind = block.get("type")
+    if page := _page_in(block):
+        return TextPart(f"[the page {_page_address(page)} is for people, and is left out]")
+    if kind == "text":
+        return TextPart(str(block.get("text", "")))
+    if kind == "image":
+        return _media(block.get("data"), str(block.get("mimeType", "")), "image")
+    if kind == "resource_link":
+        about = f" ({block['mimeType']})" if block.get("mimeType") else ""
+        return TextPart(f"[a link, which was not followed: {block.get('uri')}{about}]")
+    if kind == "resource":
+        return resource_part(block.get("resource") or {})
+    return TextPart(f"[{kind or 'something'} of the type {block.get('mimeType', 'unknown')} was left out]")
+
+
+def resource_part(resource: Mapping[str, Any]) -> ResultPart:
+    """Return what a resource holds."""
+    if isinstance(resource.get("text"), str):
+        return TextPart(resource["text"])
+    return _media(resource.get("blob"), str(resource.get("mimeType") or ""), f"the resource {resource.get('uri')}")
+
+
+def _media(encoded: object, mime: str, what: str) -> ResultPart:
+    cap = IMAGE_BYTES if mime in IMAGES else DOCUMENT_BYTES
+    if mime not in (*IMAGES, PDF):
+        return TextPart(f"[{what} of the type {mime or 'unknown'} was left out]")
+    if not isinstance(encoded, str) or len(encoded) * 3 // 4 > cap:
+        return TextPart(f"[{what} was left out: it has more than {cap:,} bytes]")
+    try:
+        data = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return TextPart(f"[{what} was left out: it is no base64]")
+    made = DocumentPart(data=data, mime_type=mime) if mime == PDF else ImagePart(data=data, mime_type=mime)
+    result = as_result(made)
+    return TextPart(f"[{what} was left out: {result.text}]") if result.is_error else result.content[0]
+
+
+def misfit(name: str, schema: Mapping[str, object], raw: Mapping[str, object]) -> str:
+    """
+    Return why what a call gave is not what its tool had promised; ``""`` when it is.
+
+    A promise that cannot be checked without risk, such as an expression that has to be tried out, is taken as kept.
+    """
+    if raw.get("isError"):
+        return ""
+    try:
+        check = JsonSchema(f"the output schema of {name!r}", schema)
+    except (DefinitionError, DataError):
+        return ""
+    if "structuredContent" not in raw:
+        return "it promises structured content, and gave none"
+    try:
+        issues = check.issues(freeze(raw["structuredContent"]))
+    except DataError as error:
+        return error.message
+    return "; ".join(issues[:PARTS])

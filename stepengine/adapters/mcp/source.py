@@ -1,0 +1,655 @@
+"""
+``mcp_tools``: the tools of one MCP server, as a source that an agent lists among its tools.
+
+When a run begins, the server is asked for its list by a recorded ``Perform``. What the model sees is made of that record, so a
+replay needs no server, not even the package. Calls are ordinary tool calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import attrs
+
+from stepengine.adapters.mcp._caps import DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
+from stepengine.adapters.mcp.asking import ServerQuestions, bounded_requests
+from stepengine.adapters.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
+from stepengine.adapters.mcp.connections import ServerConnections, returns_headers
+from stepengine.adapters.mcp.http import NO_RUN, McpRun
+from stepengine.adapters.mcp.listing import (
+    ListedTool,
+    annotations_of,
+    digest_of,
+    is_for_page_only,
+    listed_tools,
+    offered_prompts,
+)
+from stepengine.adapters.mcp.names import check_server_name
+from stepengine.adapters.mcp.notices import LEVELS, LogLevel, Notice
+from stepengine.adapters.mcp.offering import prompt_tool, resource_tools
+from stepengine.adapters.mcp.results import Channel, cut_off_result, error_result, failed_result, misfit, result_of
+from stepengine.adapters.mcp.stdio import ServerProgram
+from stepengine.data.definition import HookContext
+from stepengine.data.estimate import CHARS_PER_TOKEN
+from stepengine.data.events import ToolProgress
+from stepengine.data.functions import takes_one_argument
+from stepengine.data.hooks import Change
+from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
+from stepengine.data.messages import CUT_OFF, ToolResult
+from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
+from stepengine.data.visible import visible
+from stepengine.data.yields import Perform
+from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
+from stepengine.runtime.logs import LOGGER
+from stepengine.tools.context import ToolContext
+from stepengine.tools.definition import Tool
+from stepengine.workspace.after_fork import renewed
+
+__all__ = ("McpTools", "mcp_tools")
+
+CATEGORY = "mcp"
+GREW = "list_changed"
+"""What stands in a pending result while the run asks for a list of tools that has changed."""
+SETTLED = ("ok", "error")
+GONE = (ToolServerError.__name__, Lost.__name__)
+
+
+def mcp_tools(
+    server: object,
+    *,
+    name: str,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    auth: object = None,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    resources: bool = False,
+    prompts: bool = False,
+    results: Channel = "once",
+    trust_hints: bool = False,
+    roots: Sequence[str | os.PathLike[str]] | None = None,
+    log_level: LogLevel | None = None,
+    subscribe: Sequence[str] = (),
+    on_notice: Callable[[Notice], object] | None = None,
+    elicitation: bool = True,
+    sampling: bool = False,
+    defer: bool | Literal["auto"] = "auto",
+    pins: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+    start_timeout: float = 10.0,
+    protocol: Literal["auto", "legacy"] = "auto",
+) -> McpTools:
+    """
+    Return the tools of an MCP server, for ``AgentDefinition(tools=[...])`` or ``Engine(tools=[...])``.
+
+    The server is started, or connected to, when a run first needs it, once in each event loop, and closed with the engine. One
+    that dies is started again twice in a run; the call that was open has an error result, since nobody knows what became of it.
+
+    What a server says of its tools is a stranger's word: their descriptions are shown to the model without hidden characters,
+    and their hints loosen no rule unless *trust_hints* is set. Its tools are called ``name__tool``, in the category ``"mcp"``.
+
+    Args:
+        server: The command as a list of words (no shell reads it), the URL of a streamable HTTP endpoint, a
+            ``StdioServerParameters`` of the package ``mcp``, or a server object of it in this process.
+        name: What stands before the names of its tools: letters, digits and ``-``.
+        env: Variables that the process sees beside ``PATH``, ``HOME``, ``USER``, ``LOGNAME``, ``TMPDIR``, ``TZ`` and the locale.
+        cwd: The folder that the process works in.
+        headers: HTTP headers of every request to a URL, such as its authorization.
+        auth: What signs requests to a URL: an ``Auth`` of httpx2 or httpx, such as ``OAuthClientProvider`` of the package
+            ``mcp``; or a function of the ``McpRun``, ``async`` or not, that returns headers. It is called before every
+            request, and once more when these headers are refused with 401. With a function each owner has a session of
+            its own.
+        include: The server's names of the tools to take; all by default.
+        exclude: The server's names of tools to leave out.
+        resources: Whether to offer ``mcp_resources_NAME``, which lists them, and ``mcp_read_NAME``, which reads one.
+        prompts: Whether to offer ``mcp_prompt_NAME``, which gives one of the server's prompts.
+        results: What the model is shown of a result that has texts and a structured value: ``"once"`` both, and what both say
+            once; ``"text"`` the texts, so that the value is only ``ToolResult.data``; ``"structured"`` the value and no texts.
+            Media are never shown as JSON.
+        trust_hints: Whether the server's hints count: ``readOnlyHint`` for rules, ``idempotentHint`` for calling again.
+        roots: Folders, or addresses that begin with ``file:``, that the server is told of; by default it gets no answer. They
+            are a wish and no wall: what a process may reach is for ``cwd``, its own arguments or a sandbox to say.
+        log_level: From which level on what the server logs goes to the logger ``stepengine``, such as ``"warning"``; none by
+            default.
+        subscribe: Addresses of resources whose changes are told to *on_notice*.
+        on_notice: Called in the event loop with each ``Notice``: a line of the server's log, a list or a resource that
+            changed. What it raises is logged.
+        elicitation: Whether the server may ask a person; its questions become the run's.
+        sampling: Whether the server may have the run's model called, within the run's limits; it sees what is replied.
+        defer: Whether the model searches the tools instead of being shown all, as with ``defer_loading=True`` of ``tool``;
+            ``"auto"`` from 41 tools or about 8,000 tokens on.
+        pins: Digests of definitions, by the server's name of the tool; a tool that is another one is left out. Without one the
+            first list that this process sees counts.
+        timeout: Seconds that a call may take, not counting the time in which a person is asked.
+        start_timeout: Seconds that starting the server may take.
+        protocol: ``"legacy"`` greets the server as before 2026-07-28, for one that is silent when it is asked what it speaks.
+
+    Raises:
+        DefinitionError: for a name or a server that cannot be used.
+    """
+    check_server_name(name)
+    target = _target(server, env, cwd)
+    _check(name, target, headers=headers, auth=auth, results=results, log_level=log_level, subscribe=subscribe)
+    options = ConnectionOptions(
+        name=name,
+        server=target,
+        headers=headers,
+        auth=auth,
+        roots=None if roots is None else tuple([_root(name, one) for one in roots]),
+        log_level=log_level,
+        subscribe=tuple(subscribe),
+        on_notice=on_notice,
+        elicitation=elicitation,
+        sampling=sampling,
+        timeout=timeout,
+        start_timeout=start_timeout,
+        protocol=protocol,
+    )
+    return McpTools(
+        options,
+        include=None if include is None else tuple(include),
+        exclude=tuple(exclude),
+        resources=resources,
+        prompts=prompts,
+        results=results,
+        trust_hints=trust_hints,
+        defer=defer,
+        pins=dict(pins or {}),
+    )
+
+
+def _check(
+    name: str,
+    target: object,
+    *,
+    headers: object,
+    auth: object,
+    results: object,
+    log_level: object,
+    subscribe: Sequence[str],
+) -> None:
+    """Raise ``DefinitionError`` for options that the server cannot have."""
+    if isinstance(target, ServerProgram) and (headers or auth is not None):
+        what = "headers=" if headers else "auth="
+        msg = f"the MCP server {name!r} is a process, and {what} is for a URL; give it variables with env="
+        raise DefinitionError(msg)
+    if auth is not None and not callable(auth) and not hasattr(auth, "async_auth_flow"):
+        msg = (
+            f"auth= of the MCP server {name!r} is an Auth of httpx2, such as OAuthClientProvider of the package mcp, or a "
+            f"function that returns headers, not a {type(auth).__name__}"
+        )
+        raise DefinitionError(msg)
+    if returns_headers(auth) and not takes_one_argument(auth):
+        msg = (
+            f"the function auth= of the MCP server {name!r} takes one argument, the run that the request is for. Write "
+            "`def auth(run): ...`; it has run.id, run.owner and run.params"
+        )
+        raise DefinitionError(msg)
+    if results not in get_args(Channel):
+        msg = f"results= of the MCP server {name!r} is one of {', '.join(get_args(Channel))}, not {results!r}"
+        raise DefinitionError(msg)
+    if log_level is not None and log_level not in LEVELS:
+        msg = f"log_level= of the MCP server {name!r} is one of {', '.join(LEVELS)}, not {log_level!r}"
+        raise DefinitionError(msg)
+    if isinstance(subscribe, str):
+        msg = f"subscribe= of the MCP server {name!r} is a list of addresses, not the text {subscribe!r}"
+        raise DefinitionError(msg)
+
+
+def _root(name: str, root: str | os.PathLike[str]) -> str:
+    """Return the address of a folder that a server is told of."""
+    if isinstance(root, str) and root.startswith("file://"):
+        return root
+    if isinstance(root, str) and "://" in root:
+        msg = f"roots= of the MCP server {name!r} are folders, or addresses that begin with file://, not {root!r}"
+        raise DefinitionError(msg)
+    return Path(root).absolute().as_uri()
+
+
+def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> object:
+    """Return a process as a ``ServerProgram``, everything else as it is."""
+    parameters = getattr(server, "args", None)
+    if isinstance(parameters, list) and isinstance(getattr(server, "command", None), str):
+        more = {**(server.env or {}), **(env or {})}
+        where = server.cwd if cwd is None else cwd
+        return ServerProgram((server.command, *parameters), more, None if where is None else str(Path(where)))
+    if isinstance(server, list | tuple) and server and all(isinstance(word, str) for word in server):
+        return ServerProgram(tuple(server), env, None if cwd is None else str(Path(cwd)))
+    if env or cwd is not None:
+        msg = f"env= and cwd= are for a server that is a process, such as ['npx', 'some-server'], not for {server!r}"
+        raise DefinitionError(msg)
+    if isinstance(server, str):
+        if server.startswith(("http://", "https://")):
+            return server
+        msg = (
+            f"an MCP server is a list of words such as ['npx', 'some-server'], or a URL that begins with http:// or https://, "
+            f"not the text {server!r}"
+        )
+        raise DefinitionError(msg)
+    if not any(kind.__module__.partition(".")[0] == "mcp" for kind in type(server).__mro__):
+        msg = f"an MCP server is a list of words, a URL, or a server of the package mcp, not {server!r}"
+        raise DefinitionError(msg)
+    return server
+
+
+class McpTools:
+    """A source of tools; ``mcp_tools`` makes one. It can be listed by any number of agents and engines."""
+
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        *,
+        include: tuple[str, ...] | None,
+        exclude: tuple[str, ...],
+        resources: bool,
+        prompts: bool,
+        results: Channel,
+        trust_hints: bool,
+        defer: bool | Literal["auto"],
+        pins: dict[str, str],
+    ) -> None:
+        self._options = options
+        self._include = include
+        self._exclude = exclude
+        self._resources = resources
+        self._prompts = prompts
+        self._channel = results
+        self._trusts = trust_hints
+        self._defer = defer
+        self._pins = pins
+        self._asking = ServerQuestions(options.name, options.roots or ())
+        self._connections = ServerConnections(options)
+        self._is_shared = False
+        renewed(self)
+
+    def renew(self) -> None:
+        """Start servers again in a forked child: those of its parent answer the parent."""
+        self._connections.forget()
+
+    def for_engine(self) -> McpTools:
+        """Return the same source for one engine: closing it ends a server only when no other engine has it."""
+        mine = copy(self)
+        mine._is_shared = True  # noqa: SLF001 - a copy of this one
+        return mine
+
+    @property
+    def name(self) -> str:
+        """What stands before the names of its tools."""
+        return self._options.name
+
+    def __repr__(self) -> str:
+        return f"McpTools({self.name!r})"
+
+    # --- what a run has of it -----------------------------------------------------------------------------------------
+
+    def pre_run(self, ctx: HookContext) -> Generator[Any, Any, Change]:
+        """Look the list up, or read it from the record, and give the run its tools."""
+        run = McpRun(ctx.state.run_id, ctx.user_id or "", ctx.params)
+        try:
+            recorded = yield from Perform.idempotent(partial(self.listing, run=run), self.name)
+        except PerformError as error:
+            kind = ToolServerError if error.kind in GONE else ToolError
+            raise kind(_cause(error)) from error
+        for reason in recorded["left_out"]:
+            line = f"The MCP server {self.name!r} has something that is left out: {reason}"
+            ctx.logger.warning(line)
+        listed = [ListedTool.from_json(one) for one in recorded["tools"]]
+        known = _ServerOfRun(run, {one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
+        known.count(len(listed), recorded)
+        tools = self._tools_of(listed, known)
+        session = partial(self.session, run)
+        beside: list[ToolLike] = [prompt_tool(self.name, recorded["prompts"], session)] if recorded["prompts"] else []
+        if self._resources:
+            beside += resource_tools(self.name, session)
+        return Change(tools=(*tools, *beside))
+
+    def _tools_of(self, listed: Sequence[ListedTool], known: _ServerOfRun) -> list[ToolLike]:
+        tools = [self._tool(one, known) for one in listed]
+        return [self._tool(one, known, defer_loading=True) for one in listed] if self._is_deferred(tools) else tools
+
+    def _is_deferred(self, tools: Sequence[ToolLike]) -> bool:
+        if self._defer != "auto":
+            return self._defer
+        return len(tools) > DEFER_TOOLS or sum(t.spec.chars for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
+
+    def _tool(self, listed: ListedTool, known: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
+        annotations = annotations_of(listed.hints, trusted=self._trusts)
+
+        async def run(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
+            result = await self._call(listed, known.run, ctx, input)
+            return await self._pending_for_new_tools(result, known) if ctx.is_of_run else result
+
+        return _ServerTool(
+            listed.tool,
+            listed.description,
+            listed.input_schema,
+            run,
+            follow=partial(self._follow_up, listed, known),
+            category=CATEGORY,
+            annotations=annotations,
+            parallel_safe=self._trusts and annotations.read_only,
+            timeout=self._options.timeout,
+            defer_loading=defer_loading,
+        )
+
+    # --- outside of the machine -----------------------------------------------------------------------------------------
+
+    async def session(self, run: McpRun) -> tuple[ServerConnection, Any]:
+        """Return the connection for a run in the running event loop, and its session."""
+        connection = self._connection(run)
+        return connection, await connection.session()
+
+    def _connection(self, run: McpRun) -> ServerConnection:
+        return self._connections.connect(run, self)
+
+    async def listing(self, name: str, *, run: McpRun = NO_RUN) -> dict[str, Any]:
+        """
+        Ask the server *name* for its lists.
+
+        Raises:
+            ToolServerError: when it cannot be asked.
+            DefinitionError: when two of its tools have one name.
+        """
+        connection = self._connection(run)
+        try:
+            raw = await connection.listed(prompts=self._prompts)
+        except ToolServerError:
+            raise
+        except ToolError as error:
+            raise ToolServerError(error.message) from error
+        connection.digests = _digests(raw["tools"])
+        connection.promises = {t["name"]: t["outputSchema"] for t in raw["tools"] if t.get("outputSchema")}
+        found = listed_tools(name, raw["tools"], include=self._include, exclude=self._exclude, tasks=raw["tasks"])
+        left_out = list(found.left_out)
+        kept = []
+        for tool in found.tools:
+            pinned = self._pins.setdefault(tool.name, tool.digest)
+            if pinned == tool.digest:
+                kept.append(tool.to_json())
+            else:
+                left_out.append(
+                    f"{visible(tool.name, strict=True)!r}: its definition changed; the one that was accepted has the digest "
+                    f"{pinned}, this one {tool.digest}; accept it with accept({tool.name!r}, digest)"
+                )
+        connection.offered = {tool["name"]: tool["digest"] for tool in kept}
+        prompts = offered_prompts(raw["prompts"], left_out) if self._prompts else []
+        return freeze_object({"tools": kept, "prompts": prompts, "left_out": left_out})
+
+    def accept(self, name: str, digest: str) -> None:
+        """Take the definition with *digest* as the right one of the tool that the server calls *name*, from the next run on."""
+        self._pins[name] = digest
+
+    @property
+    def pins(self) -> Mapping[str, str]:
+        """The digests that definitions must have, by the server's name of the tool; fit for ``mcp_tools(pins=...)``."""
+        return dict(self._pins)
+
+    async def _call(self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
+        """Call a tool; what the server wants to know first makes the result a pending one."""
+        try:
+            return await self._try_call(listed, run, ctx, input)
+        except Lost as lost:
+            if not (self._trusts and listed.hints.get("idempotentHint")):
+                return failed_result(self.name, lost)
+        except ToolError as error:
+            return failed_result(self.name, error)
+        try:
+            return await self._try_call(listed, run, ctx, input)  # the caller vouches for it (reliability:MC14)
+        except ToolError as error:
+            return failed_result(self.name, error)
+
+    async def _try_call(
+        self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]
+    ) -> ToolResult:
+        connection = self._connection(run)
+
+        async def progress(done: float, total: float | None, message: str | None) -> None:
+            percent = min(100.0, max(0.0, 100 * done / total)) if total else None
+            ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
+
+        session = await connection.session((*ctx.ancestor_run_ids, ctx.run_id)[0])
+        refusal = await self._why_changed(connection, listed, run)
+        if refusal:
+            return error_result(refusal)
+        more: dict[str, Any] = {"task": {}} if listed.task else {}
+        ticket, call = connection.opened(connection.request(session, listed.name, input, progress, **more))
+        try:
+            outcome = await call.outcome()
+        finally:
+            if call.task.done():
+                connection.closed(ticket)
+        if not call.task.done() and ctx.is_of_run:
+            ctx.of_run(("mcp", ticket), partial(_HeldRequest, connection, ticket))
+        return self._result_or_wait(connection, listed, outcome, ticket)
+
+    async def _why_changed(self, connection: ServerConnection, listed: ListedTool, run: McpRun) -> str:
+        """Return why a tool is not what the run's list says; ``""`` when it is."""
+        if not connection.digests or connection.is_stale:
+            # The list was read from a record, or the server has another one by now.
+            await self.listing(self.name, run=run)
+        now = connection.digests.get(listed.name)
+        if now == listed.digest:
+            return ""
+        if now is None:
+            return f"the MCP server {self.name!r} does not have the tool {listed.name!r} any more"
+        return (
+            f"the definition of {listed.tool!r} changed since the list of this run was made, so it is not called: it had the "
+            f"digest {listed.digest}, and has {now}"
+        )
+
+    def _result_or_wait(
+        self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
+    ) -> ToolResult:
+        if isinstance(outcome, Wanted):
+            return ToolResult.json(freeze_object(self._next_round(outcome, ticket)), status="pending")
+        wrong = _broken_promise(connection, listed, outcome)
+        return error_result(wrong) if wrong else result_of(outcome, self._channel, page=listed.page)
+
+    # --- lists that change during a run -----------------------------------------------------------------------------------
+
+    async def _pending_for_new_tools(self, result: ToolResult, known: _ServerOfRun) -> ToolResult:
+        """Return a result as pending when the server has tools by now that the run does not know: the run asks for them first."""
+        if result.status not in SETTLED or any(effect.kind == CUT_OFF for effect in result.side_effects):
+            return result
+        connection = self._connection(known.run)
+        if connection.is_stale:
+            try:
+                await self.listing(self.name, run=known.run)
+            except StepEngineError as error:
+                LOGGER.warning(
+                    "the MCP server %r has another list of tools, and does not give it: %s", self.name, error
+                )
+                return result
+        if not known.lacks(connection.offered):
+            return result
+        return attrs.evolve(result, status="pending", structured={GREW: result.status, "data": result.structured})
+
+    def _adopt_tools(
+        self, known: _ServerOfRun, given: ToolResult, said: Mapping[str, Any]
+    ) -> Generator[object, Any, ToolResult]:
+        """Give the run the tools that it does not know, and return the result that the call had."""
+        settled = attrs.evolve(given, status=said[GREW], structured=said["data"])
+        try:
+            recorded = yield from Perform.idempotent(partial(self.listing, run=known.run), self.name)
+        except PerformError:
+            return settled
+        listed = [ListedTool.from_json(one) for one in recorded["tools"]]
+        new = [one for one in listed if known.is_new(one)]
+        kept = known.count(len(new), recorded)
+        if kept < len(new):
+            LOGGER.warning(
+                "the MCP server %r has more tools than one run keeps (%d, and %d bytes of lists): %d are left out, and later lists "
+                "are not read by this run",
+                self.name, TOOLS, RUN_LIST_BYTES, len(new) - kept,
+            )  # fmt: skip
+            new = new[:kept]
+        known.digests.update({one.name: one.digest for one in listed})
+        tools = [tool for tool in self._tools_of(listed, known) if tool.spec.name in {one.tool for one in new}]
+        return attrs.evolve(settled, change=Change(tools=tools)) if tools else settled
+
+    # --- what a server wants to know first --------------------------------------------------------------------------------
+
+    def _follow_up(
+        self, listed: ListedTool, known: _ServerOfRun, input: JsonDict, given: ToolResult
+    ) -> Generator[object, Any, ToolResult]:
+        """Have the server's questions answered by the run, and go on with the call; or have the run know its new tools."""
+        waits: Any = given.data
+        if isinstance(given.structured, Mapping) and GREW in given.structured:
+            return (yield from self._adopt_tools(known, given, given.structured))
+        for _ in range(self._asking.rounds):
+            answers = yield from self._asking.answered(waits["requests"])
+            outcome: Any = yield from Perform(
+                partial(self.going_on, run=known.run), listed.to_json(), input, waits["ticket"], waits["state"], answers
+            )
+            if "requests" not in outcome:
+                return self._recorded_result(listed, outcome)
+            waits = outcome
+        return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
+
+    def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
+        """Return the result that ``going_on`` recorded."""
+        if "error" not in outcome:
+            return result_of(outcome["result"], self._channel, page=listed.page)
+        return cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
+
+    async def going_on(
+        self,
+        tool: Mapping[str, Any],
+        input: Mapping[str, Any],
+        ticket: str,
+        state: str | None,
+        answers: Mapping[str, Any],
+        *,
+        run: McpRun,
+    ) -> JsonValue:
+        """Give the server the answers, and return what it gave for the call: a result, an error, or more questions."""
+        connection = self._connection(run)
+        listed = ListedTool.from_json(tool)
+        call = connection.open_call(ticket)
+        try:
+            if call is None or call.task.done():
+                if state is None:
+                    return {
+                        "error": f"the MCP server {self.name!r} does not wait for the answer any more; the outcome is unknown"
+                    }
+                connection.closed(ticket)
+                more = {"input_responses": self._asking.responses(answers), "request_state": state or None}
+                session = await connection.session()
+                ticket, call = connection.opened(connection.request(session, listed.name, input, None, **more))
+            else:
+                call.answer(self._asking.response(answers["asked"]))
+            async with asyncio.timeout(self._options.timeout):
+                outcome = await call.outcome()
+            if isinstance(outcome, Wanted):
+                return self._next_round(outcome, ticket)
+        except ToolServerError as error:
+            return {"error": error.message, "lost": True}
+        except ToolError as error:
+            return {"error": error.message}
+        except TimeoutError:
+            return {"error": f"the MCP server {self.name!r} did not answer within {self._options.timeout:g} s"}
+        finally:
+            if call is not None and call.task.done():
+                connection.closed(ticket)
+        wrong = _broken_promise(connection, listed, outcome)
+        return {"error": wrong} if wrong else {"result": outcome}
+
+    def _next_round(self, wanted: Wanted, ticket: str) -> dict[str, Any]:
+        """Return the requests of a server as a record stores them; raise ``ToolError`` when they are too large."""
+        requests = bounded_requests(self.name, wanted.requests, wanted.state)
+        return {"requests": requests, "state": wanted.state, "ticket": ticket}
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def aclose(self, blocked: Any = None) -> None:
+        """
+        End the server in every event loop; one that stands still is only told. The next run starts it again.
+
+        An engine that is closed ends those which no other engine has.
+        """
+        await self._connections.aclose(self, is_shared=self._is_shared, blocked=blocked)
+
+
+def _broken_promise(connection: ServerConnection, listed: ListedTool, outcome: Mapping[str, object]) -> str:
+    promise = connection.promises.get(listed.name)
+    wrong = misfit(listed.tool, promise, outcome) if promise else ""
+    return f"the result is not what {listed.tool!r} promises: {wrong}" if wrong else ""
+
+
+@attrs.define
+class _ServerOfRun:
+    """
+    What one run has of a server.
+
+    Attributes:
+        run: The run.
+        digests: The digests of its tools, by the server's names.
+        taken: Names of tools that the run had before, which no server's tool takes the place of.
+    """
+
+    run: McpRun
+    digests: dict[str, str]
+    taken: frozenset[str]
+    tools_left: int = TOOLS
+    bytes_left: int = RUN_LIST_BYTES
+
+    def count(self, tools: int, recorded: Mapping[str, Any]) -> int:
+        """Count a recorded list with new tools, and return how many of these the run keeps."""
+        self.bytes_left -= len(compact(freeze_object(recorded)))
+        kept = min(tools, self.tools_left) if self.bytes_left >= 0 else 0
+        # A server that fills the room has no more of it: each further list would be one more record.
+        self.tools_left = self.tools_left - kept if kept == tools else 0
+        return kept
+
+    def lacks(self, offered: Mapping[str, str]) -> bool:
+        """Return whether there is a tool that the run has room for and does not know, or knows as another one."""
+        if self.tools_left <= 0 or self.bytes_left <= 0:
+            return False
+        return any(self.digests.get(name) != digest for name, digest in offered.items())
+
+    def is_new(self, listed: ListedTool) -> bool:
+        return self.digests.get(listed.name) != listed.digest and listed.tool not in self.taken
+
+
+class _HeldRequest:
+    """A request that waits for a person; it is given up with the run."""
+
+    def __init__(self, connection: ServerConnection, ticket: str) -> None:
+        self._connection = connection
+        self._ticket = ticket
+
+    async def aclose(self) -> list[str]:
+        await self._connection.forget(self._ticket)
+        return []
+
+
+class _ServerTool(Tool):
+    """A tool whose call may go on after its body; see ``Ordinary.follow``."""
+
+    def __init__(self, *args: Any, follow: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._binding: ToolBinding = attrs.evolve(self._binding, runs=Ordinary(self, follow))
+
+
+def _digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the digests of definitions by name, without tools that no record can hold or that only a page may call."""
+    made: dict[str, str] = {}
+    for tool in tools:
+        if is_for_page_only(tool):
+            continue
+        with suppress(DataError):
+            made[tool["name"]] = digest_of(tool)
+    return made
+
+
+def _cause(error: PerformError) -> str:
+    """Return what the function said, without the name of the function: whoever reads it has not written that."""
+    return error.message.partition(" raised ")[2].partition(": ")[2] or error.message

@@ -1,0 +1,268 @@
+"""
+A server as a process: one JSON message per line in both directions, and an end that leaves nothing behind.
+
+The transport of the package ``mcp`` passes more of the environment on, reads lines of any length, logs a traceback for each
+line that is not a message, and writes what the server says on its standard error to the terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from stepengine.adapters.mcp._caps import (
+    CLOSE_SECONDS,
+    FLUSH_SECONDS,
+    JUNK_CHARS,
+    JUNK_LINES,
+    JUNK_LINES_KEPT,
+    LINE_BYTES,
+    STDERR_BYTES,
+    STDERR_SHOWN_CHARS,
+)
+from stepengine.data.visible import visible
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from mcp.shared.message import SessionMessage
+
+__all__ = ("Pipe", "ServerProgram", "environment")
+
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME")
+SET = {"TERM": "dumb", "NO_COLOR": "1"}
+POLL_SECONDS = 0.01
+"""A dying process is gone within some milliseconds, and is looked at only while it is closed."""
+CHUNK_BYTES = 64 * 1024
+"""The size of a pipe on Linux, which no read exceeds."""
+UNREADABLE = "its reply is not a message of the protocol, such as text that is not UTF-8, or JSON that is cut or of another shape"
+ANSWER = re.compile(rb'"(?:result|error)"')
+ID = re.compile(rb'"id"\s*:\s*(?:(-?[0-9]{1,18})\b|"([!#-\[\]-~]{1,200})")')
+
+
+def environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    """Return what a server sees of the environment: a few names, and what its caller wrote out."""
+    kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {**kept, **SET, **(more or {})}
+
+
+@frozen
+class ServerProgram:
+    """
+    How a server is started.
+
+    Attributes:
+        argv: The program and its arguments; no shell reads them.
+        env: Variables beside those that every server sees.
+        cwd: The folder that it works in; this process's own by default.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] | None = None
+    cwd: str | None = None
+
+    def __str__(self) -> str:
+        return visible(" ".join(self.argv), strict=True)
+
+
+class Pipe:
+    """
+    The connection to one process.
+
+    Args:
+        program: How it is started.
+        ended: Called when nothing comes from it any more.
+        sift: Makes of each message one that the package can read.
+
+    Attributes:
+        problem: Why the connection was ended from this side; ``""`` when it was not.
+        junk: The first lines that were no messages.
+        junk_count: How many there were.
+    """
+
+    def __init__(
+        self, program: ServerProgram, ended: Callable[[], None], sift: Callable[[Any], Any] = lambda message: message
+    ) -> None:
+        self._program = program
+        self._ended = ended
+        self._sift = sift
+        self._errors = bytearray()
+        self._process: asyncio.subprocess.Process | None = None
+        self._waiting: set[int | str] = set()
+        self.problem = ""
+        self.junk: list[str] = []
+        self.junk_count = 0
+
+    def last_words(self) -> str:
+        """Return the end of what the server wrote to its standard error, fit to be shown."""
+        text = bytes(self._errors[-STDERR_SHOWN_CHARS:]).decode("utf-8", "replace").strip()
+        return visible(text)
+
+    @asynccontextmanager
+    async def opened(
+        self,
+    ) -> AsyncIterator[
+        tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+    ]:
+        """
+        Start the process and give its streams; ends it on the way out, with everything that it started.
+
+        Raises:
+            OSError: when there is no such program.
+        """
+        import anyio
+        from mcp.shared.message import SessionMessage
+
+        process = self._process = await asyncio.create_subprocess_exec(
+            *self._program.argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(self._program.env),
+            cwd=self._program.cwd,
+            start_new_session=True,
+            limit=LINE_BYTES,
+        )
+        incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+        reading = asyncio.create_task(self._read(process, incoming))
+        writing = asyncio.create_task(self._write(process, outgoing, incoming))
+        listening = asyncio.create_task(self._listen(process))
+        try:
+            yield read, write
+        finally:
+            ending = asyncio.ensure_future(self._end(process, (write, read), (reading, writing, listening)))
+            while not ending.done():
+                # Whoever is impatient does not leave a process behind.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(ending)
+            for stream in (incoming, read, write, outgoing):
+                stream.close()
+
+    async def _read(self, process: asyncio.subprocess.Process, incoming: Any) -> None:
+        from anyio import BrokenResourceError, ClosedResourceError
+
+        assert process.stdout is not None  # noqa: S101
+        try:
+            while not self.problem:
+                message = self._parse(await process.stdout.readuntil(b"\n"))
+                if message is not None:
+                    await incoming.send(self._sift(message))
+        except asyncio.IncompleteReadError:
+            pass  # it closed its output, most likely by ending
+        except asyncio.LimitOverrunError:
+            self.problem = f"it sent a message of more than {LINE_BYTES // 1024 // 1024} MiB"
+        except (BrokenResourceError, ClosedResourceError, ConnectionError):
+            pass  # nobody listens any more
+        finally:
+            incoming.close()
+            self._ended()
+
+    def _parse(self, line: bytes) -> object:
+        """Return the message in a line; ``None`` for a line that is not a message, which is counted."""
+        import mcp_types
+        from mcp.shared.message import SessionMessage
+
+        if not line.strip():
+            return None
+        try:
+            message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+            if not hasattr(message, "method"):
+                self._waiting.discard(message.id)
+            return SessionMessage(message)
+        except (ValueError, RecursionError):
+            number = self._answered_id(line)
+            if number is not None:
+                # A reply, if one that nobody can read: whoever waits for it must not wait until their time is up.
+                said = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=UNREADABLE)
+                return SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=said))
+            self.junk_count += 1
+            if len(self.junk) < JUNK_LINES_KEPT:
+                self.junk.append(visible(line[:JUNK_CHARS].decode("utf-8", "replace").strip(), strict=True))
+            if self.junk_count > JUNK_LINES:
+                first = "; ".join(self.junk)
+                self.problem = f"it wrote more than {JUNK_LINES} lines that are no messages, the first: {first}"
+            return None
+
+    def _answered_id(self, line: bytes) -> int | str | None:
+        """Return the id of the request that a line, which is not a message, answers; ``None`` for one that answers none."""
+        if not ANSWER.search(line):
+            return None
+        for found in ID.finditer(line):
+            number: int | str = int(found[1]) if found[1] else found[2].decode()
+            if number in self._waiting:
+                self._waiting.discard(number)
+                return number
+        return None
+
+    async def _write(self, process: asyncio.subprocess.Process, outgoing: Any, incoming: Any) -> None:
+        assert process.stdin is not None  # noqa: S101
+        try:
+            async for sent in outgoing:
+                text = sent.message.model_dump_json(by_alias=True, exclude_unset=True)
+                if getattr(sent.message, "method", None) and (number := getattr(sent.message, "id", None)) is not None:
+                    self._waiting.add(number)
+                process.stdin.write(text.encode() + b"\n")
+                await process.stdin.drain()
+        except (ConnectionError, RuntimeError):
+            incoming.close()  # so that no request waits for an answer
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None  # noqa: S101
+        while chunk := await process.stderr.read(CHUNK_BYTES):
+            self._errors += chunk
+            del self._errors[:-STDERR_BYTES]
+
+    async def _end(
+        self, process: asyncio.subprocess.Process, streams: Sequence[Any], tasks: Sequence[asyncio.Task[None]]
+    ) -> None:
+        """End the process: its input, two seconds, SIGTERM, two seconds, SIGKILL, each to the whole group."""
+        assert process.stdin is not None  # noqa: S101
+        reading, writing, _ = tasks
+        for stream in streams:
+            stream.close()
+        await asyncio.wait((writing,), timeout=FLUSH_SECONDS)
+        # What the server still writes is read and dropped, so that a full pipe does not keep it from ending.
+        reading.cancel()
+        await asyncio.wait((reading,))
+        draining = asyncio.create_task(_drain(process))
+        process.stdin.close()
+        await _wait_until_gone(process, CLOSE_SECONDS)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not _signal_group(process, number):
+                break
+            await _wait_until_gone(process, CLOSE_SECONDS)
+        for task in (*tasks, draining):
+            task.cancel()
+        await asyncio.gather(*tasks, draining, return_exceptions=True)
+        # A process that left the group may hold the pipes; nothing public closes this end of them.
+        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None  # noqa: S101
+    while await process.stdout.read(CHUNK_BYTES):
+        pass
+
+
+async def _wait_until_gone(process: asyncio.subprocess.Process, seconds: float) -> None:
+    """Wait until the process and its group are gone; ``wait()`` would wait for the pipes of its children, too."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while loop.time() < end and (process.returncode is None or _signal_group(process, 0)):  # noqa: ASYNC110  (no event tells of a group)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _signal_group(process: asyncio.subprocess.Process, number: int) -> bool:
+    """Send a signal to the group of a process; return whether there was anybody to get it."""
+    try:
+        os.killpg(process.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,801 @@
+"""
+``Walker``: a recorded run under the code as it stands in its files now; ``Watched``: one place of it, again at every save.
+
+Whoever edits a handler wants to see what an edit does to a run that there is. So at every save the run is walked again: in a process
+that is forked for it from one which holds the record and has never imported any of the author's code. That process compiles the
+sources anew, goes to the place, tells what it found there and at any other place that it is asked for, and goes with all that the code did
+to it: an endless loop is killed, ``os._exit`` ends nobody else, and no module has to be unloaded. Tools, models and the network are
+out of reach. What the model said is taken from the record, also where it would be asked something else now: otherwise the first
+changed prompt would end every look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import io
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import sysconfig
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never, Self
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.codec import plain, to_json
+from stepengine.data.effects import KINDS
+from stepengine.data.messages import JsonPart, ToolResult
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.outcomes import Failure
+from stepengine.data.questions import Answer
+from stepengine.debugging.debugger import Debugger, PausedWalk, difference, lines_around, no_network, summary_of
+from stepengine.debugging.texts import SafeTexts
+from stepengine.engine.loading import BrokenFile
+from stepengine.engine.stepping import Tape
+from stepengine.errors import AgentError, JournalError, ModelError, ReplayDivergence, StepEngineError
+from stepengine.journal import Journal, Purse
+from stepengine.journal.records import ROOT
+from stepengine.journal.replayer import Leeway
+from stepengine.models import ModelDelta, Provider
+from stepengine.redaction import without_secret_variables
+
+if TYPE_CHECKING:
+    from stepengine.engine import Engine
+    from stepengine.engine.options import AgentLike
+    from stepengine.engine.stepping import Moment
+
+__all__ = (
+    "LOOK_SECONDS",
+    "Load",
+    "MomentView",
+    "Next",
+    "Walker",
+    "Watched",
+    "error_text",
+    "files_since",
+    "look",
+    "modules_since",
+    "next_of",
+    "places_of",
+    "see_sources_alone",
+)
+
+LOOK_SECONDS = 5.0
+MOST = 4 * 1024 * 1024
+"""The most bytes that a look may tell: variables are cut, but there may be many."""
+SETTLED = 0.02
+"""Seconds after which an editor that writes a file in two goes is done."""
+MESSAGES = 60
+CHARS = 4_000
+EDITABLE = 64 * 1024
+"""Characters of an outcome that somebody may take, change and give back; what is longer is not given, since half of it would be taken for all."""
+PIECE = 64 * 1024
+Load = Callable[[], tuple["Engine", "AgentLike | None"]]
+Stamps = Mapping[str, tuple[int, int, int]]
+AROUND = 3
+LIBRARIES = tuple(
+    {str(Path(path).resolve()) for path in sysconfig.get_paths().values()} | {str(Path(__file__).resolve().parents[1])}
+)
+
+
+@frozen(kw_only=True)
+class MomentView:
+    """
+    What a run looks like at a place under the present code.
+
+    Attributes:
+        place: Where it stands, as ``Debugger.told`` tells it; ``None`` where the code could not be loaded or walked at all.
+        summary: What ``difference`` compares of it.
+        lines: The source around the line that waits: numbers and texts.
+        problem: Why there is no place: what loading raised, or what ended the process.
+        differs: How the code goes another way than is recorded, there or later; ``""`` where it goes the recorded one to its end.
+        differs_at: The address of that effect.
+        ends: How the run ends under this code, where that is not as recorded: what is recorded of it, and what comes now.
+        is_before: Whether that is before the place that was asked for, so that this is the last one before it.
+        changed: Where a model would be asked something else, and was taken to say what is recorded.
+        files: The author's files that the code came from.
+        whole: What else there is at that place, where it was asked for; see ``_whole``.
+    """
+
+    place: Mapping[str, Any] | None = None
+    summary: Mapping[str, Any] | None = None
+    lines: tuple[tuple[int, str], ...] = ()
+    problem: str = ""
+    differs: str = ""
+    differs_at: str = ""
+    ends: tuple[str, ...] = ()
+    is_before: bool = False
+    changed: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    whole: Mapping[str, Any] | None = None
+
+
+@frozen(kw_only=True)
+class Next:
+    """
+    What a model would be asked next that nobody has asked, under the present code.
+
+    Attributes:
+        address: The effect that is the first of them; ``""`` where there is none.
+        request: The request, as ``Look.whole`` tells one.
+        price: US dollars that reading it costs at most; ``None`` where that is unknown.
+        served: How many calls after the first difference the record answered on the way there.
+        why: Why there is none: nothing else is asked, or the way there is not recorded.
+    """
+
+    address: str = ""
+    request: Mapping[str, Any] | None = None
+    price: str | None = None
+    served: int = 0
+    why: str = ""
+
+
+# --- looking --------------------------------------------------------------------------------------------------------
+
+
+def look(load: Load, tape: Tape, at: str = "", *, seconds: float = LOOK_SECONDS, prints: bool = False) -> MomentView:
+    """
+    Walk a recorded run to a place, and on to its end, in a process of its own; see ``Walker``.
+
+    Raises:
+        JournalError: when the run has no such place.
+        OSError: when no process can be made.
+    """
+    with Walker(load, tape, prints=prints) as walker:
+        return walker.look(at, seconds=seconds)
+
+
+class Walker:
+    """
+    A process that has the author's code as it stands in its files when it is made, and goes to any place of a recorded run.
+
+    Args:
+        load: Loads the author's code, and returns an engine and the agent of the run. It is called in that process alone.
+        tape: The run.
+        prints: Whether what the code prints is shown, on standard error.
+
+    Attributes:
+        is_alive: Whether it may be asked: not once its code ended it, or took too long.
+
+    Raises:
+        OSError: when no process can be made.
+    """
+
+    def __init__(self, load: Load, tape: Tape, *, prints: bool = False) -> None:
+        # What both share is not touched by a collection in either of them: of a long run each would copy it.
+        gc.collect()
+        gc.freeze()
+        known = frozenset(sys.modules)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._own, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._own.close()
+            _Walking(load, tape, known, prints=prints).serve(theirs)
+        theirs.close()
+        self.is_alive = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        gc.unfreeze()
+
+    def look(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> MomentView:
+        """
+        Return what the run looks like at a place; the first look of a process goes on to the end of the run, too.
+
+        Args:
+            at: The place, as for ``Debugger.goto``; ``""`` is the beginning.
+            seconds: How long it may take.
+            whole: Whether ``Look.whole`` is told.
+
+        Raises:
+            JournalError: when the run has no such place.
+        """
+        told = self._asked({"do": "look", "at": at, "whole": whole}, seconds)
+        if isinstance(told, str):
+            return MomentView(problem=told)
+        lines = tuple(map(tuple, told["lines"]))
+        return MomentView(
+            **{**told, **{name: tuple(told[name]) for name in ("changed", "files", "ends")}, "lines": lines}
+        )
+
+    def next(self, *, seconds: float = LOOK_SECONDS) -> Next:
+        """Return what a model would be asked next. The process has done another run then, and goes nowhere any more."""
+        told = self._asked({"do": "next"}, seconds)
+        self.close()
+        return Next(why=told) if isinstance(told, str) else Next(**told)
+
+    def _asked(self, what: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
+        """Ask for something, and return what it tells; a text says why that is nothing."""
+        if not self.is_alive:
+            return "its code ended the process"
+        try:
+            self._own.sendall(json.dumps({**what, "seconds": seconds}).encode() + b"\n")
+            said = _line_until(self._own, time.monotonic() + seconds)
+        except OSError:
+            said = b""
+        if not said:
+            self.close()
+            return (
+                "its code ended the process"
+                if said is not None
+                else f"it was ended after {seconds:g} s: an endless loop?"
+            )
+        told: dict[str, Any] = json.loads(said)
+        if "no_place" in told:
+            raise JournalError(told["no_place"])
+        return told
+
+    def close(self) -> None:
+        """End the process, and those that its code began; may be called twice."""
+        if self.is_alive:
+            self.is_alive = False
+            for end in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    end(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._own.close()
+
+
+def _line_until(end: socket.socket, deadline: float) -> bytes | None:
+    """Return a line; what came of it where the other end is gone before it was whole, ``None`` where it takes too long."""
+    said = bytearray()
+    while not said.endswith(b"\n"):
+        ready, _, _ = select.select([end], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None
+        part = end.recv(PIECE)
+        if not part or len(said) > MOST:
+            return b""
+        said += part
+    return bytes(said)
+
+
+class _Walking:
+    """What the process of a ``Walker`` does: it loads the code at the first thing that it is asked, and tells in lines of JSON."""
+
+    def __init__(self, load: Load, tape: Tape, known: frozenset[str], *, prints: bool) -> None:
+        self._load = load
+        self._tape = tape
+        self._known = known
+        self._prints = prints
+        self._debugger: Debugger | None = None
+
+    def serve(self, end: socket.socket) -> Never:
+        try:
+            os.setpgid(0, 0)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+                signal.signal(number, signal.SIG_DFL)
+            see_sources_alone()
+            _forget_keys()
+            for name in ("connect", "connect_ex", "sendto", "bind"):
+                setattr(socket.socket, name, no_network)
+            with end.makefile("rb") as asked, contextlib.redirect_stdout(sys.stderr if self._prints else io.StringIO()):
+                for line in asked:
+                    what = json.loads(line)
+                    # Whoever asked may be gone, and nobody ends an endless loop then.
+                    signal.setitimer(signal.ITIMER_REAL, what["seconds"] + 1)
+                    said = json.dumps(self._told(what)).encode()
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    if len(said) >= MOST:
+                        said = json.dumps(
+                            _form(MomentView(problem=f"what is there has more than {MOST:,} bytes"))
+                        ).encode()
+                    end.sendall(said + b"\n")
+        finally:
+            os._exit(0)
+
+    def _told(self, what: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            if what["do"] == "next":
+                with naming_broken_files():
+                    return attrs.asdict(asyncio.run(self._next()))
+            go = self._first if self._debugger is None else self._again
+            with naming_broken_files():
+                found = go(what["at"], whole=what["whole"])
+        except _NoPlace as error:
+            return {"no_place": str(error)}
+        except BaseException as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
+            said = SafeTexts().clean(error_text(error), CHARS)
+            if what["do"] == "next":
+                return attrs.asdict(Next(why=said))
+            found = MomentView(problem=said, files=tuple(_files_of(error)))
+        return _form(attrs.evolve(found, files=tuple(sorted({*found.files, *files_since(self._known)}))))
+
+    async def _next(self) -> Next:
+        engine, agent = self._load()
+        async with engine:
+            return await next_of(engine, self._tape.journal, agent)
+
+    def _first(self, at: str, *, whole: bool) -> MomentView:
+        """Go to a place, and on to the end, so that it is known how the run goes under this code."""
+        engine, agent = self._load()
+        try:
+            stepper = engine.stepper(self._tape, agent=agent, leeway=Leeway(keeps_replies=True))
+        except ReplayDivergence as error:  # it begins in another way, so that there is no place to stand at
+            return _with_course(MomentView(is_before=True), error)
+        debugger = Debugger(engine, PausedWalk(stepper), agent)
+        position = _position(debugger, at)
+        found: MomentView | None = None
+        differs: ReplayDivergence | None = None
+        try:
+            stepper.go(position)
+            found = _look(debugger, is_before=False, whole=whole)
+            stepper.go(stepper.last)
+        except ReplayDivergence as error:
+            differs = error
+        # A stepper that goes back compares nothing that was compared, so the first one knows what was kept.
+        changed = tuple(dict.fromkeys(stepper.kept))
+        ends = _ends(debugger) if differs is None else ()
+        if found is None:
+            debugger.to(stepper.position - 1)
+            found = _look(debugger, is_before=True, whole=whole)
+        self._debugger, self._course = debugger, (differs, changed, ends)
+        return self._with_all(found)
+
+    def _again(self, at: str, *, whole: bool) -> MomentView:
+        """Go to another place."""
+        debugger = self._debugger
+        assert debugger is not None  # noqa: S101 - a first look was made
+        is_before = False
+        try:
+            debugger.to(_position(debugger, at))
+        except ReplayDivergence:
+            is_before = True
+        return self._with_all(_look(debugger, is_before=is_before, whole=whole))
+
+    def _with_all(self, found: MomentView) -> MomentView:
+        differs, changed, ends = self._course
+        return attrs.evolve(_with_course(found, differs), changed=changed, ends=ends)
+
+
+def _form(found: MomentView) -> dict[str, Any]:
+    return attrs.asdict(found, recurse=False)
+
+
+def _position(debugger: Debugger, at: str) -> int:
+    try:
+        return debugger.place(at) if at else 0
+    except JournalError as error:
+        raise _NoPlace(error.message) from None
+
+
+def see_sources_alone() -> None:
+    """
+    Let nothing but sources count: bytecode is found by the second in which a file was written, and by its size.
+
+    Two saves within a second that leave the size alone would show the old code.
+    """
+    sys.dont_write_bytecode = True
+    sys.pycache_prefix = tempfile.gettempdir() + "/none-" + os.urandom(8).hex()
+
+
+def _forget_keys() -> None:
+    """Keys are not for code that is only walked."""
+    for name in os.environ.keys() - without_secret_variables(os.environ).keys():
+        del os.environ[name]
+
+
+class _NoPlace(Exception):
+    """The run has no such place."""
+
+
+def _with_course(found: MomentView, differs: ReplayDivergence | None) -> MomentView:
+    if differs is None:
+        return found
+    # What follows tells how a run is brought to its end, which nobody wants who is in the middle of an edit.
+    said = error_text(differs).partition("\n  cause looks like:")[0]
+    return attrs.evolve(found, differs=SafeTexts().clean(said), differs_at=differs.address)
+
+
+def _ends(debugger: Debugger) -> tuple[str, ...]:
+    """Return how the run ended, and ends now; nothing where that is the same."""
+    stepper, texts = debugger.stepper, debugger.texts
+    known = stepper.history.results.get(ROOT)
+    if known is None or stepper.finished is None:
+        return ()
+    was, now = getattr(stepper.history.outcome(known), "value", None), stepper.finished
+    told = [
+        f"{ended.status.value}: {texts.value(ended.output) if is_told else texts.clean(str(ended.error), CHARS)}"
+        for ended in (was, now)
+        if ended is not None
+        for is_told in [ended.output is not None or ended.error is None]
+    ]
+    return tuple(told) if len(set(told)) > 1 else ()
+
+
+def _look(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentView:
+    place, moment = debugger.told(), debugger.moment()
+    frame = next((frame for frame in moment.frames if frame.kind != "package"), None)
+    lines = () if frame is None else lines_around(frame, AROUND)
+    return MomentView(
+        place=place,
+        summary=summary_of(moment, debugger.texts),
+        lines=tuple([(number, debugger.texts.clean(text)) for number, text in lines]),
+        is_before=is_before,
+        whole=_whole(debugger) if whole else None,
+    )
+
+
+def error_text(error: BaseException) -> str:
+    """Return what loading or walking raised, with its place in the author's files; without commands for a terminal."""
+    if isinstance(error, ReplayDivergence):
+        return error.message.partition("\n  to go on")[0]
+    if isinstance(error, StepEngineError):
+        return error.message
+    last = next((f"{name}:{line}: " for name, line in reversed(list(places_of(error)))), "")
+    return f"{last}{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def naming_broken_files() -> Iterator[None]:
+    """
+    Load code and look up its agents in this context, so that a missing agent is explained by the files that cannot be loaded.
+
+    Raises:
+        AgentError: in place of one that only says that there is no such agent, where a file of the agents was left out.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BrokenFile)
+        try:
+            yield
+        except AgentError as error:
+            broken = [str(one.message) for one in caught if issubclass(one.category, BrokenFile)]
+            if not broken:
+                raise
+            msg = "; ".join([*broken, error.message])
+            raise AgentError(msg) from error
+
+
+def _files_of(error: BaseException) -> Iterator[str]:
+    """Give the author's files that an error came through."""
+    return (file for file, _ in places_of(error))
+
+
+def places_of(error: BaseException | None) -> Iterator[tuple[str, int]]:
+    """Give the places in the author's files, file and line, that an error came through; the innermost last."""
+    while error is not None:
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            if is_own(frame.f_code.co_filename):
+                yield frame.f_code.co_filename, line
+        if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+            yield error.filename, error.lineno or 0
+        error = error.__cause__ or error.__context__
+
+
+def files_since(known: Iterable[str]) -> Iterator[str]:
+    """Give the author's files among the modules that were imported here."""
+    return (file for _, file in modules_since(known))
+
+
+def modules_since(known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Give the names and files of the author's modules among those that were imported here since *known* were."""
+    before = frozenset(known)
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name not in before and isinstance(file, str) and is_own(file):
+            yield name, file
+
+
+def is_own(file: str) -> bool:
+    """Return whether a file is one that an author edits: a source, and of no library."""
+    if not file.endswith(".py"):
+        return False
+    path = Path(file).resolve()
+    return path.is_file() and not any(path.is_relative_to(folder) for folder in LIBRARIES)
+
+
+# --- the whole of a place -------------------------------------------------------------------------------------------
+
+
+def _whole(debugger: Debugger) -> dict[str, Any]:
+    """
+    Return what a person looks at who stands at a place: the state, what the model was shown, and what came back.
+
+    Messages are the last 60, texts are cut after 4,000 characters, and of what could be edited the value stands whole or not at all.
+    """
+    moment, texts = debugger.moment(), debugger.texts
+    return {
+        "state": {
+            "messages": _messages(moment.state.message_history, texts),
+            "left_out": max(0, len(moment.state.message_history) - MESSAGES),
+            "context": {key: texts.named(key, value) for key, value in moment.state.context.items()},
+            "output": texts.value(moment.state.output),
+            "steps_remaining": moment.state.steps_remaining,
+        },
+        "request": None if moment.request is None else _request(moment.request, texts),
+        "outcome": _outcome(moment, texts),
+        **_editable(moment, debugger),
+    }
+
+
+def _messages(messages: Any, texts: SafeTexts) -> list[dict[str, str]]:
+    last = list(messages)[-MESSAGES:]
+    return [{"role": str(one.role), "text": texts.clean(_text_of(one), CHARS)} for one in last]
+
+
+def _text_of(message: Any) -> str:
+    called = [
+        f"{call.tool_name} {json.dumps(plain(call.input), ensure_ascii=False)}"
+        for call in getattr(message, "tool_calls", ())
+    ]
+    return "\n".join([part for part in (message.text, *called) if part])
+
+
+def _request(request: ModelRequest, texts: SafeTexts) -> dict[str, Any]:
+    messages = [*request.messages, *request.tail]
+    return {
+        "model": texts.clean(request.model, CHARS),
+        "system": texts.clean(request.system_prompt, 4 * CHARS),
+        "tools": [{"name": spec.name, "description": texts.clean(spec.description, CHARS)} for spec in request.tools],
+        "settings": texts.value(request.settings),
+        "messages": _messages(messages, texts),
+        "left_out": max(0, len(messages) - MESSAGES),
+    }
+
+
+def _outcome(moment: Moment, texts: SafeTexts) -> list[str]:
+    if moment.outcome is None:
+        return []
+    if isinstance(moment.outcome, Failure):
+        return [texts.clean(f"{type(moment.outcome.error).__name__}: {moment.outcome.error.message}", CHARS)]
+    value = moment.outcome.value
+    text = getattr(value, "text", None)
+    return (
+        [texts.clean(text, 4 * CHARS)] if isinstance(text, str) and text and not _calls(value) else texts.lines(value)
+    )
+
+
+def _calls(value: object) -> bool:
+    return bool(getattr(value, "tool_calls", ()))
+
+
+def _editable(moment: Moment, debugger: Debugger) -> dict[str, Any]:
+    """Return what of this place a fork may change: its kind, and the value in a form that a fork takes back; ``None`` for neither."""
+    address = debugger.stepper.address_at(moment.position)
+    intent = None if address is None else debugger.stepper.history.intents.get(address)
+    kind = (
+        None
+        if intent is None or (intent.begins_run and intent.type == "tool_call")
+        else KINDS[intent.type].replaced_by or None
+    )
+    if kind is None or moment.outcome is None:
+        return {"kind": None, "value": None}
+    value = None if isinstance(moment.outcome, Failure) else _taken(moment.outcome.value)
+    text = json.dumps(value, ensure_ascii=False)
+    cleaned = debugger.texts.clean(text)
+    # A mark in place of a secret, or an escape in place of a character, would go on as if it had been there.
+    return {"kind": kind, "value": value if len(text) <= EDITABLE and cleaned == text else None}
+
+
+def _taken(value: object) -> Any:
+    """Return an outcome in the form in which a fork takes it."""
+    if isinstance(value, ModelReply):
+        if not value.tool_calls:
+            return value.text
+        return {name: said for name, said in to_json(value).items() if name in ("type", "content")}
+    if isinstance(value, ToolResult):
+        # As a text, what a tool gave as a list would not be what its annotation says.
+        only = value.content[0] if len(value.content) == 1 else None
+        return plain(only.value) if isinstance(only, JsonPart) else value.text
+    if isinstance(value, tuple) and all(isinstance(one, Answer) for one in value):
+        return value[0].value if len(value) == 1 else [one.value for one in value]
+    return plain(value)
+
+
+# --- what comes next ------------------------------------------------------------------------------------------------
+
+
+class _Overheard(Provider):
+    """A model that answers nobody, and remembers what it was asked first."""
+
+    name = "overheard"
+    default_model = "overheard/default"
+
+    def __init__(self) -> None:
+        self.first: ModelRequest | None = None
+
+    def supports_model(self, model: str) -> bool:
+        return True
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        self.first = self.first or request
+        msg = "no model is asked here"
+        raise ModelError(msg, kind="overheard", retryable=False)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        await self.complete(request)
+        yield  # type: ignore[misc]  # never reached; it makes this a stream
+
+
+class _Room(Purse):
+    """A purse without a bottom that remembers what the first call would cost at most."""
+
+    def __init__(self) -> None:
+        super().__init__(10**9)
+        self.first: Decimal | None = None
+        self._was_asked = False
+
+    def reserve(self, cost: Decimal | None) -> None:
+        if not self._was_asked:
+            self._was_asked, self.first = True, cost
+
+
+async def next_of(engine: Engine, journal: Journal, agent: AgentLike | None = None) -> Next:
+    """Let a run go on from its first difference with the record alone, up to the first thing that a model would be asked."""
+    overheard, room = _Overheard(), _Room()
+    with engine.override(models=overheard):
+        made = await engine.fork(journal, tools="recorded", agent=agent, budget=room)
+    if overheard.first is None:
+        return Next(why=_why_not(made), served=made.served)
+    return Next(
+        address=made.broke_at,
+        request=_request(overheard.first, SafeTexts()),
+        price=None if room.first is None else str(room.first),
+        served=made.served,
+    )
+
+
+def _why_not(made: Any) -> str:
+    if made.refused is not None:
+        return f"the way there is not recorded: at {made.refused.address} it calls {SafeTexts().clean(made.refused.name, 100)} as nobody did"
+    if not made.broke_at:
+        return "the run goes as recorded, so that no model is asked anything"
+    return f"after {made.broke_at} no model is asked anything that is not recorded"
+
+
+# --- a place that is watched ----------------------------------------------------------------------------------------
+
+
+class Watched:
+    """
+    A place of a run that is looked at again whenever a file of its code was saved, with the last code that could be walked beside it.
+
+    Args:
+        load: As for ``Walker``.
+        tape: The run.
+        at: The place.
+        files: Gives files that are watched beside those that the code came from: where it cannot be loaded at first, or is not
+            there, they are what is saved next.
+        prints: As for ``Walker``.
+
+    Attributes:
+        at: The place.
+        good: The last look that had a place; ``None`` before the first.
+        seconds: How long the last look took.
+    """
+
+    def __init__(
+        self, load: Load, tape: Tape, at: str = "", *, files: Callable[[], Iterable[str]] = tuple, prints: bool = False
+    ) -> None:
+        self.at = at
+        self.good: MomentView | None = None
+        self.seconds = 0.0
+        self._seen_at = ""
+        self._load = load
+        self._tape = tape
+        self._beside = files
+        self._prints = prints
+        self._files: Stamps = {}
+        self._now: Walker | None = None
+        self._before: Walker | None = None
+
+    def saved(self) -> list[str]:
+        """Return the files that were saved since the last look."""
+        stamps = _stamps({*self._files, *self._beside()})
+        changed = [file for file, stamp in stamps.items() if stamp != self._files.get(file)]
+        if changed:
+            time.sleep(SETTLED)
+        # The code names its files whole, and who watches beside it as they were typed.
+        return list(dict.fromkeys(map(os.path.realpath, changed)))
+
+    def look(self, *, whole: bool = False) -> tuple[MomentView, list[str] | None]:
+        """
+        Look at the place under the code as it is now.
+
+        Returns:
+            The look, and what differs from the last good one, a line each; ``None`` where that was of another place, or none.
+
+        Raises:
+            JournalError: when the run has no such place; the place is the last one that it had.
+        """
+        began = time.monotonic()
+        before = _stamps({*self._files, *self._beside()})
+        walker = Walker(self._load, self._tape, prints=self._prints)
+        try:
+            found = walker.look(self.at, whole=whole)
+        except BaseException:
+            walker.close()
+            self.at = self._seen_at
+            raise
+        # A file that is saved while it is looked at is seen at the next look.
+        self._files = {**_stamps({*self._files, *found.files}), **before}
+        self.seconds = time.monotonic() - began
+        said = self._differences(found)
+        if found.place is None:
+            walker.close()
+        else:
+            self._take(walker)
+            self.good, self._seen_at = found, self.at
+        return found, said
+
+    def go(self, at: str, *, whole: bool = False) -> tuple[MomentView, MomentView | None]:
+        """
+        Go to another place under the code that was walked last.
+
+        Returns:
+            What is there, and what was there under the code before that; ``None`` where there is no such code.
+
+        Raises:
+            JournalError: when the run has no such place, or no code could be walked yet.
+        """
+        if self._now is None:
+            msg = "there is no place to go to before the code can be walked"
+            raise JournalError(msg)
+        found = self._now.look(at, whole=whole)
+        old = self.old(at)
+        if found.place is not None:
+            self.at = self._seen_at = at
+            self.good = found
+        return found, old
+
+    def old(self, at: str) -> MomentView | None:
+        """Return what was at a place under the code before that which was walked last; ``None`` where there is no such code."""
+        return None if self._before is None else self._before.look(at)
+
+    def next(self) -> Next:
+        """Return what a model would be asked next under the code as it is now."""
+        walker = Walker(self._load, self._tape, prints=self._prints)
+        try:
+            return walker.next()
+        finally:
+            walker.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        for walker in (self._now, self._before):
+            if walker is not None:
+                walker.close()
+        self._now = self._before = None
+
+    def _take(self, walker: Walker) -> None:
+        if self._before is not None:
+            self._before.close()
+        self._before, self._now = self._now, walker
+
+    def _differences(self, found: MomentView) -> list[str] | None:
+        good = self.good
+        if good is None or good.summary is None or found.summary is None:
+            return None
+        if self.at != self._seen_at or good.is_before != found.is_before:
+            return None  # of another place most would be different, and tell nothing
+        return difference(good.summary, found.summary)
+
+
+def _stamps(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """Return by what a save of each file is known."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for file in files:
+        try:
+            status = Path(file).stat()
+        except OSError:  # an editor may take it away for a moment
+            found[file] = (0, 0, 0)
+        else:
+            found[file] = (status.st_mtime_ns, status.st_size, status.st_ino)
+    return found

@@ -1,0 +1,264 @@
+"""
+A job: a process beside an application, which judges recorded runs by the author's code as it is in its files now.
+
+It reads a line of JSON that says what it is for, tells what asking models will cost, waits until somebody agrees, and tells how far it is
+and what came of it. Whoever cancels it ends it.
+
+``python -m stepengine.debugging.jobs`` is started by ``stepengine.server``, and by nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from stepengine.data.codec import plain
+from stepengine.data.models import ModelReply
+from stepengine.debugging.desk import Maker, talk
+from stepengine.debugging.edits import error_text, naming_broken_files, next_of
+from stepengine.engine import Engine
+from stepengine.errors import DataError, LimitExceeded
+from stepengine.evaluation.blame import blame, expected_calls
+from stepengine.evaluation.checks import Check
+from stepengine.evaluation.impact import expected_of, first_difference, impact
+from stepengine.evaluation.origins import origin_of
+from stepengine.evaluation.pinning import pin, seen_from
+from stepengine.journal import FileJournal, Purse
+from stepengine.journal.replayer import address_of
+from stepengine.redaction import redactor_for
+
+__all__ = ("KINDS",)
+
+Say = Callable[[Mapping[str, Any]], None]
+Agreed = Callable[[int, Decimal | None, Decimal | None], Awaitable[Purse]]
+SHOWN = 20_000
+
+
+class _Till(Purse):
+    """A purse that says whenever a call was paid from it; with *most* it has room for so many calls alone."""
+
+    def __init__(self, budget: str | None, expected: int, say: Say, most: int | None = None) -> None:
+        super().__init__(budget)
+        self._expected = expected
+        self._say = say
+        self._most = most
+        self._begun = self._calls = 0
+
+    def reserve(self, cost: Decimal | None) -> LimitExceeded | None:
+        """Refuse the call that is one too many, or that there is no money for."""
+        if self._most is not None and self._begun >= self._most:
+            msg = f"{self._most} calls were asked for"
+            return LimitExceeded(msg, kind="cost", limit=float(self._most))
+        self._begun += 1
+        return super().reserve(cost)
+
+    def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
+        """Count a call, and say so."""
+        super().settle(reserved, cost)
+        self._calls += 1
+        spent = None if self.known is None else str(self.known)
+        self._say({"progress": {"calls": self._calls, "of": self._expected, "spent": spent}})
+
+
+@frozen(kw_only=True)
+class _Job:
+    """
+    What is asked for.
+
+    Attributes:
+        engine: The engine, of the code as it is now.
+        files: The journals by the ids of their runs.
+        asked: What else was said: ``check``, ``samples``, ``name``, ``folder``, ``places``.
+        agreed: Says what something will cost, waits until somebody agrees, and gives what it is paid from.
+        say: Tells how far this is.
+    """
+
+    engine: Engine
+    files: Mapping[str, str]
+    asked: Mapping[str, Any]
+    agreed: Agreed
+    say: Say
+
+    @property
+    def journal(self) -> FileJournal:
+        """The only journal."""
+        return FileJournal(next(iter(self.files.values())))
+
+
+async def _impact(job: _Job) -> dict[str, Any]:
+    found = []
+    for number, (run, file) in enumerate(job.files.items()):
+        found.append(await first_difference(job.engine, run, FileJournal(file)))
+        job.say({"progress": {"runs": number + 1, "of_runs": len(job.files)}})
+    n = job.asked["samples"]
+    expected = expected_of(found, n)
+    purse = await job.agreed(expected.calls, expected.low, expected.high)
+    made = await impact(job.engine, found, n=n, purse=purse)
+    return {**made.to_json(), "lines": [*made.lines()]}
+
+
+async def _blame(job: _Job) -> dict[str, Any]:
+    check, journal, k = Check.of_text(job.asked["check"]), job.journal, job.asked["samples"]
+    calls, cost = expected_calls(journal, k)
+    if check.of(await job.engine.replay(journal)).passed:
+        calls, cost = 0, Decimal(0)
+    purse = await job.agreed(calls, cost, None if cost is None else 2 * cost)
+    made = await blame(job.engine, journal, check, k=k, purse=purse)
+    return {**made.to_json(), "lines": [*made.lines()]}
+
+
+async def _pin(job: _Job) -> dict[str, Any]:
+    await job.agreed(0, Decimal(0), Decimal(0))
+    asked, clean = job.asked, redactor_for("all", os.environ)
+    agent = job.engine.agent(str(job.journal.history().root["agent_id"]))
+    family = [
+        agent,
+        *[one for one in job.engine.agents if one.id != agent.id and one.id in _below(job.engine, agent.id)],
+    ]
+    files = {one.id: origin_of(one) for one in family}
+    lost = [name for name, file in files.items() if file is None]
+    if lost:
+        msg = f"the agent {lost[0]!r} is in no file of its own, so that no test can load it"
+        raise DataError(msg)
+
+    def places(file: Path) -> list[str]:
+        return [f"{seen_from(where.file, file)}#{name}" for name, where in files.items() if where is not None]
+
+    made = await asyncio.to_thread(
+        pin,
+        job.engine,
+        job.journal,
+        Check.of_text(asked["check"]),
+        agent,
+        name=asked["name"],
+        folder=Path(asked["folder"]),
+        family=family,
+        places=places,
+        clean=lambda text: str(clean.value(text)),
+    )
+    if isinstance(made, str):
+        raise DataError(made)
+    return {
+        "file": str(made.file),
+        "journal": str(made.journal),
+        "lines": [f"the test fails, as it has to: {made.reason}"],
+    }
+
+
+def _below(engine: Engine, agent_id: str) -> set[str]:
+    """Return the ids of the agents that an agent may start, and those below them."""
+    found: set[str] = set()
+    left = [agent_id]
+    while left:
+        for child in engine.agent(left.pop()).spawnable_ids:
+            if child not in found:
+                found.add(child)
+                left.append(child)
+    return found
+
+
+async def _ask(job: _Job) -> dict[str, Any]:
+    """Ask a model the first thing that nobody has asked, and nothing else."""
+    coming = await next_of(job.engine, job.journal)
+    if coming.request is None:
+        return {"address": coming.address, "text": "", "calls": [], "why": coming.why, "cost": None}
+    purse = await job.agreed(1, None if coming.price is None else Decimal(coming.price), None)
+    made = await job.engine.fork(job.journal, tools="recorded", budget=purse)
+    reply = _reply_in(made)
+    cost = None if made.cost is None else str(made.cost)
+    if reply is None:
+        return {
+            "address": made.broke_at,
+            "text": "",
+            "calls": [],
+            "why": str(made.result.error or "it said nothing"),
+            "cost": cost,
+        }
+    calls = [{"tool": call.tool_name, "input": plain(call.input)} for call in reply.tool_calls]
+    return {"address": made.broke_at, "text": reply.text[:SHOWN], "calls": calls, "why": "", "cost": cost}
+
+
+def _reply_in(made: Any) -> ModelReply | None:
+    history = made.journal.history()
+    at = address_of(made.broke_at)
+    later = [
+        address for address, intent in history.intents.items() if intent.type == "model_call" and address[1] >= at[1]
+    ]
+    known = [history.outcome(history.results[address]) for address in later if address in history.results]
+    values = [getattr(outcome, "value", None) for outcome in known]
+    return next((value for value in values if isinstance(value, ModelReply)), None)
+
+
+KINDS: Mapping[str, Callable[[_Job], Awaitable[dict[str, Any]]]] = {
+    "impact": _impact,
+    "blame": _blame,
+    "pin": _pin,
+    "ask": _ask,
+}
+
+
+async def _worked(first: Mapping[str, Any], hear: Callable[[float | None], Sequence[Any] | None], say: Say) -> None:
+    clean = redactor_for("all", os.environ)
+    maker = Maker.of_json(first["maker"])
+    most = 1 if first["kind"] == "ask" else None
+
+    async def agreed(calls: int, low: Decimal | None, high: Decimal | None) -> Purse:
+        if not calls:
+            return _Till(None, 0, say)
+        say(
+            {
+                "price": {
+                    "calls": calls,
+                    "low": None if low is None else str(low),
+                    "high": None if high is None else str(high),
+                }
+            }
+        )
+        heard: Sequence[Any] | None = []
+        while not heard:
+            heard = await asyncio.to_thread(hear, None)
+            if heard is None:
+                raise asyncio.CancelledError
+        return _Till(heard[0].get("budget"), calls, say, most)
+
+    with naming_broken_files():
+        engine = maker.engine()
+        async with engine:
+            job = _Job(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, say=say)
+            done = await KINDS[first["kind"]](job)
+    # Where the records lie meanwhile tells nobody anything.
+    told = json.dumps(done)
+    for run, file in first["files"].items():
+        told = told.replace(json.dumps(file)[1:-1], f"run {run}")
+    say({"done": clean.value(json.loads(told))})
+
+
+def main() -> None:
+    """Do what the first line says."""
+    hear, say = talk()
+    asked: list[Any] | None = []
+    while not asked:
+        asked = hear(None)
+        if asked is None:
+            return
+    try:
+        asyncio.run(_worked(asked[0], hear, say))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        sys.exit(1)
+    except Exception as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
+        told = error_text(error)
+        for run, file in asked[0]["files"].items():
+            told = told.replace(file, f"run {run}")
+        say({"failed": redactor_for("all", os.environ).text(told)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""
+The report of an evaluation, as lines for a screen and as one file of HTML that loads nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from attrs import frozen
+
+from stepengine.evaluation.evaluating import Sample
+from stepengine.evaluation.improving import Improvement
+from stepengine.evaluation.scoring import PASS, Pair, Row, Scores
+from stepengine.evaluation.statistics import FEWEST_CASES, Estimate
+
+__all__ = ("failed_lines", "page_of", "page_of_improvement", "summary_lines")
+
+SHOWN = 10
+STYLE = """\
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; }
+th, td { border-bottom: 1px solid #8888; padding: .3rem .8rem; text-align: left; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding: .3rem 0; }
+code { font: 14px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; }
+td { white-space: pre-line; }
+"""
+
+
+def summary_lines(scores: Scores) -> Iterator[str]:
+    """Give what an evaluation says, in lines."""
+    outcome = scores.outcome
+    cases, sides = len(outcome.evaluation.cases), len(outcome.sides)
+    yield (
+        f"{outcome.evaluation.name}: {_many(cases, 'case')}, {_many(sides, 'side')}, "
+        f"{_many(outcome.n, 'sample')} of each, seed {outcome.seed}"
+    )
+    if outcome.stopped:
+        yield f"partial: {outcome.stopped}"
+    for side, errors in scores.unmeasured.items():
+        yield f"{side}: not measured, {_many(errors, 'sample')} ended with an error of the provider, or of a server of tools"
+    width = max(
+        [len(row.side) for row in scores.rows] + [len(p.side) + len(p.base) + 3 for p in scores.pairs], default=0
+    )
+    checks = max([len(row.check) for row in scores.rows], default=0)
+    yield f"{'side':{width}}  {'check':{checks}}  {'mean':>6}  {'95 %':13}  cases  samples  left out"
+    for row in scores.rows:
+        yield (
+            f"{row.side:{width}}  {row.check:{checks}}  {_value(row.mean.mean):>6}  {_interval(row.mean):13}  "
+            f"{row.mean.cases:5}  {row.samples:7}  {row.errors:8}"
+        )
+    for pair in scores.pairs:
+        yield f"{f'{pair.side} - {pair.base}':{width}}  {pair.check:{checks}}  {_describe_difference(pair, _count_tests(scores))}"
+    for each in scores.ratios:
+        if each.ratio.ratio is not None:
+            ends = (
+                f" ({each.ratio.low:.2f} to {each.ratio.high:.2f})"
+                if each.ratio.low is not None and each.ratio.high is not None
+                else ""
+            )
+            left = f", {each.ratio.left_out} left out" if each.ratio.left_out else ""
+            yield f"{each.of}: {each.side} needs {each.ratio.ratio:.2f} times as much as {each.base}{ends}; {_many(each.ratio.pairs, 'case')}{left}"
+    yield from _notes(scores)
+
+
+def _notes(scores: Scores) -> Iterator[str]:
+    most = max([row.mean.cases for row in scores.rows], default=0)
+    if most < FEWEST_CASES:
+        yield f"too few cases for intervals: {most}, and they take {FEWEST_CASES}"
+    mixed = [(s.side, s.reused) for s in scores.outcome.samples if s.reused.startswith("from ")]
+    for side in dict.fromkeys([side for side, _ in mixed]):
+        yield f"{side}: {_many(sum(s == side for s, _ in mixed), 'sample')} went on from a recorded beginning, which other samples share"
+    for name, said in scores.broken.items():
+        yield f"the check {name} is broken: {said}"
+    shown = next((p for p in scores.pairs if p.check == PASS and p.difference.detectable), None)
+    if shown is not None and shown.difference.detectable:
+        yield f"the smallest difference in {PASS} that so many cases would show is about {shown.difference.detectable:.2f}"
+    yield f"spent ${scores.outcome.spent}"
+
+
+def failed_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = lambda _: "") -> Iterator[str]:
+    """Give what failed first, each with its journal; *agent* says how a debugger finds the agent."""
+    failed = [s for s in scores.outcome.samples if s.status == "error" or s.passed is not True]
+    failed = [s for s in failed if s.status == "error" or any(x.passed is not True for x in s.scores.values())]
+    for sample in failed[:SHOWN]:
+        why = next((f"{name}: {x.reason}" for name, x in sample.scores.items() if x.passed is not True), sample.status)
+        yield f"{sample.case} {sample.side} {sample.n}: {why}"
+        yield f"    stepengine debug {folder / sample.journal}{agent(sample)}"
+    if len(failed) > SHOWN:
+        yield f"and {len(failed) - SHOWN} more"
+
+
+def _count_tests(scores: Scores) -> int:
+    return sum(pair.difference.p is not None for pair in scores.pairs)
+
+
+def _describe_difference(pair: Pair, asked: int) -> str:
+    """Return a difference with its interval and the p value that belongs to it, then the one for *asked* looks at once."""
+    made = pair.difference
+    ends = "" if made.low is None or made.high is None else f" ({made.low:+.2f} to {made.high:+.2f})"
+    p = "" if made.p is None else f", p {made.p:.3f}"
+    p += f", for {asked} comparisons at once {pair.p_adjusted:.3f}" if pair.p_adjusted is not None and asked > 1 else ""
+    mean = "no case in common" if math.isnan(made.mean) else f"{made.mean:+.2f}"
+    return f"{mean}{ends}{p}; {pair.better} better, {pair.worse} worse, {pair.equal} equal"
+
+
+def _value(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def _interval(estimate: Estimate) -> str:
+    return "" if estimate.low is None or estimate.high is None else f"{estimate.low:.2f} to {estimate.high:.2f}"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# --- as a page --------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _ReportLink:
+    """A text that leads to a file of the same folder."""
+
+    text: str
+    file: str
+
+
+def page_of(
+    scores: Scores, gates: Sequence[str], clean: Callable[[str], str], pages: Mapping[str, str] | None = None
+) -> str:
+    """
+    Return the report as HTML: no script, nothing from elsewhere, every text escaped, and no link but to the pages of the runs.
+
+    Args:
+        scores: What the evaluation says.
+        gates: What was said of each gate.
+        clean: Takes out of a text what must not be shown.
+        pages: Files of pages by the journals whose runs they show, both from the folder of the results on.
+    """
+
+    def put(text: object) -> str:
+        return html.escape(clean(str(text)))
+
+    outcome = scores.outcome
+    parts = [
+        *_summary(scores, gates, put),
+        *([f"<p><strong>{put(f'partial: {outcome.stopped}')}</strong></p>"] if outcome.stopped else []),
+        *[
+            _table(caption, names, rows, put)
+            for caption, names, rows in (*_tables(scores), *_samples(scores, pages or {}))
+        ],
+    ]
+    return _page(outcome.evaluation.name, parts, put)
+
+
+def _summary(scores: Scores, gates: Sequence[str], put: Callable[[object], str]) -> Iterator[str]:
+    told = [line for line in summary_lines(scores) if not line.startswith("side ")]
+    yield f"<p>{put(told[0])}</p>"
+    yield from [f"<p>{put(line)}</p>" for line in [*_notes(scores), *gates]]
+
+
+def _page(title: str, parts: Sequence[str], put: Callable[[object], str]) -> str:
+    style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    head = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'\">",
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{put(title)}</title><style>{STYLE}</style></head><body><main>",
+        f"<h1>{put(title)}</h1>",
+    ]
+    return "\n".join([*head, *parts, "</main></body></html>"]) + "\n"
+
+
+def page_of_improvement(made: Improvement, parts: Mapping[str, object], clean: Callable[[str], str]) -> str:
+    """
+    Return what the search for a better version came to as HTML, like ``page_of``.
+
+    Args:
+        made: What it came to.
+        parts: What could be changed, as it was.
+        clean: Takes out of a text what must not be shown.
+    """
+
+    def put(text: object) -> str:
+        return html.escape(clean(str(text)))
+
+    found, scores = made.found, made.scores
+    changed = [(name, parts[name], value) for name, value in found["changes"].items()]
+    versions = [
+        (
+            "-" if v["number"] is None else v["number"], ", ".join(map(str, v["parents"])), ", ".join(v["changes"]), v["why"], v["came_of_it"],
+            "" if v["mean"] is None else _value(v["mean"]), v["cases"], f"${v['spent']}",
+        )
+        for v in found["versions"]
+    ]  # fmt: skip
+    names = ("version", "made of", "changes", "why", "what came of it", f"mean {made.by}", "cases", "spent by then")
+    told = [
+        f"<p><strong>{put(made.told())}</strong></p>", f"<p>{put(found['why'])}; spent ${put(made.spent)}</p>",
+        *([] if not changed else [_table("What is changed", ("part", "before", "after"), changed, put)]),
+        *([] if not made.diff else [f"<pre><code>{put(made.diff)}</code></pre>"]),
+        *([] if scores is None else [*_summary(scores, (), put), *[_table(*table, put) for table in (*_tables(scores), *_samples(scores, {}))]]),
+        _table("Versions that were tried", names, versions, put),
+    ]  # fmt: skip
+    return _page("improvement", told, put)
+
+
+Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
+
+
+def _tables(scores: Scores) -> Iterator[Table]:
+    yield (
+        "Means",
+        ("side", "check", "mean", "95 %", "cases", "samples", "left out"),
+        [_cells(row) for row in scores.rows],
+    )
+    if scores.pairs:
+        rows = [(f"{p.side} - {p.base}", p.check, _describe_difference(p, _count_tests(scores))) for p in scores.pairs]
+        yield "Differences, case by case", ("sides", "check", "difference"), rows
+    ratios = [
+        (f"{r.side} / {r.base}", r.of, f"{r.ratio.ratio:.2f}", _between(r.ratio.low, r.ratio.high), r.ratio.pairs)
+        for r in scores.ratios
+        if r.ratio.ratio is not None
+    ]
+    if ratios:
+        yield "Ratios", ("sides", "of", "ratio", "95 %", "cases"), ratios
+
+
+def _cells(row: Row) -> Sequence[object]:
+    return row.side, row.check, _value(row.mean.mean), _interval(row.mean), row.mean.cases, row.samples, row.errors
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
+def _samples(scores: Scores, pages: Mapping[str, str]) -> Iterator[Table]:
+    rows: list[Sequence[object]] = []
+    for s in scores.outcome.samples:
+        said = "; ".join([f"{name}: {x.reason or x.state}" for name, x in s.scores.items() if x.passed is not True])
+        passed = "unknown" if s.passed is None else "yes" if s.passed else "no"
+        cost = "unknown" if s.cost is None else f"${s.cost}"
+        rows.append(
+            (
+                s.case,
+                s.side,
+                s.n,
+                s.status,
+                passed,
+                said,
+                cost,
+                s.steps,
+                s.reused,
+                _ReportLink(s.journal, pages.get(s.journal, "")),
+            )
+        )
+    yield "Samples", ("case", "side", "n", "status", "passed", "why not", "cost", "steps", "from", "journal"), rows
+
+
+def _table(caption: str, names: Sequence[str], rows: Sequence[Sequence[object]], put: Callable[[object], str]) -> str:
+    head = "".join([f'<th scope="col">{put(name)}</th>' for name in names])
+    body = "\n".join([f"<tr>{''.join([_cell(value, put) for value in row])}</tr>" for row in rows])
+    return f"<table><caption>{put(caption)}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
+def _cell(value: object, put: Callable[[object], str]) -> str:
+    if isinstance(value, _ReportLink):
+        # The dot keeps a name with a colon from being read as a scheme.
+        shown = f'<a href="./{html.escape(quote(value.file))}">{put(value.text)}</a>' if value.file else put(value.text)
+        return f"<td>{shown}</td>"
+    return f'<td class="number">{put(value)}</td>' if isinstance(value, int) else f"<td>{put(value)}</td>"

@@ -1,0 +1,471 @@
+"""
+What the samples of an evaluation say: means, paired differences and ratios with their intervals, and gates.
+
+The unit is the case, or its group: samples of one are averaged first. Checks that an agent decides stand by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.errors import DataError
+from stepengine.evaluation.evaluating import Evaluation, Outcome, Sample
+from stepengine.evaluation.statistics import (
+    FEWEST_CASES,
+    Estimate,
+    Ratio,
+    by_case,
+    holm,
+    log_ratio,
+    mean_of,
+    paired,
+    rate,
+)
+
+__all__ = ("FORMAT", "GateOfScores", "Pair", "Ratios", "Row", "Scores", "checked", "parse_gates", "scores_of")
+
+FORMAT = "stepengine.eval/1"
+PASS = "pass"  # noqa: S105 - a word of tables
+MEASURES: Mapping[str, Callable[[Sample], float | None]] = {
+    "cost": lambda sample: None if sample.cost is None else float(sample.cost),
+    "steps": lambda sample: float(sample.steps),
+    "tokens": lambda sample: float(sample.tokens),
+}
+TOO_MANY_ERRORS = 0.05
+EVEN = 1e-12
+MAX_GATE = 300
+
+
+@frozen
+class Row:
+    """
+    A check on a side.
+
+    Attributes:
+        side: The side.
+        check: The check; ``"pass"`` for all functions together.
+        mean: The mean over cases, as an ``Estimate``.
+        samples: How many samples it is made of.
+        errors: Samples that are left out: a provider's error, a server of tools that was lost, a check that is broken or unknown.
+        is_judge: Whether an agent decides.
+    """
+
+    side: str
+    check: str
+    mean: Estimate
+    samples: int
+    errors: int
+    is_judge: bool = False
+
+
+@frozen
+class Pair:
+    """
+    How far a side is above the base in a check, case by case.
+
+    Attributes:
+        base: The base.
+        side: The side.
+        check: The check.
+        difference: The difference with its interval, and the p value that belongs to it; gates use both.
+        better: Cases in which it is above the base.
+        worse: Cases in which it is below.
+        equal: The others.
+        p_adjusted: The p value for somebody who looks for anything that differs: Holm's, over all pairs shown.
+    """
+
+    base: str
+    side: str
+    check: str
+    difference: Estimate
+    better: int
+    worse: int
+    equal: int
+    p_adjusted: float | None = None
+
+
+@frozen
+class Ratios:
+    """How many times as much a side needs as the base."""
+
+    base: str
+    side: str
+    of: str
+    ratio: Ratio
+
+
+@frozen
+class Scores:
+    """
+    What an evaluation says.
+
+    Attributes:
+        outcome: What it was counted from.
+        rows: A row for each side and check.
+        pairs: The differences of each side to the base.
+        ratios: How cost, steps and tokens compare.
+        unmeasured: Sides of which too many samples have such an error, each with how many.
+        broken: Checks that raised, each with what they said first.
+    """
+
+    outcome: Outcome
+    rows: tuple[Row, ...]
+    pairs: tuple[Pair, ...]
+    ratios: tuple[Ratios, ...]
+    unmeasured: Mapping[str, int]
+    broken: Mapping[str, str]
+
+    def units(self, side: str, check: str) -> dict[str, float]:
+        """Return the mean of each case, or group, of a side in a check or measure."""
+        return by_case(_by_unit(self.outcome, side, _reader(check)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as in ``results.json``; of times it holds the seconds of samples only."""
+        outcome, evaluation = self.outcome, self.outcome.evaluation
+        of_case: dict[str, list[Sample]] = {case.id: [] for case in evaluation.cases}
+        for sample in outcome.samples:
+            of_case[sample.case].append(sample)
+        return {
+            "format": FORMAT,
+            "name": evaluation.name,
+            "seed": outcome.seed,
+            "n": outcome.n,
+            "sides": [
+                {"name": s.name, "agent": s.agent.id, "definition": s.definition, "models": [*s.models]}
+                for s in outcome.sides
+            ],
+            "checks": [*dict.fromkeys([name for case in evaluation.cases for name in evaluation.checks_of(case)])],
+            "cases": [
+                {
+                    "id": case.id, "tags": [*case.tags], "group": case.group,
+                    "samples": [sample.to_json() for sample in of_case[case.id]],
+                }
+                for case in evaluation.cases
+            ],
+            "summary": [
+                {
+                    "side": row.side, "check": row.check, **_ends(row.mean), "cases": row.mean.cases,
+                    "samples": row.samples, "errors": row.errors, "judge": row.is_judge,
+                }
+                for row in self.rows
+            ],
+            "pairs": [
+                {
+                    "base": p.base, "side": p.side, "check": p.check, **_ends(p.difference, "difference"),
+                    "p": p.difference.p, "p_adjusted": p.p_adjusted, "better": p.better, "worse": p.worse, "equal": p.equal,
+                }
+                for p in self.pairs
+            ],
+            "ratios": [
+                {
+                    "base": r.base, "side": r.side, "of": r.of, "ratio": r.ratio.ratio, "low": r.ratio.low,
+                    "high": r.ratio.high, "pairs": r.ratio.pairs, "left_out": r.ratio.left_out,
+                }
+                for r in self.ratios
+            ],
+            "spent": str(outcome.spent),
+            "stopped": outcome.stopped,
+        }  # fmt: skip
+
+
+def _ends(estimate: Estimate, name: str = "mean") -> dict[str, float | None]:
+    mean = None if math.isnan(estimate.mean) else estimate.mean
+    return {name: mean, "low": estimate.low, "high": estimate.high}
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+
+def scores_of(outcome: Outcome) -> Scores:
+    """Return what the samples of an evaluation say."""
+    sides = [side.name for side in outcome.sides]
+    judges = {name for sample in outcome.samples for name, score in sample.scores.items() if score.is_judge}
+    names = [*dict.fromkeys([name for sample in outcome.samples for name in sample.scores])]
+    checks = [PASS, *names] if any(name not in judges for name in names) else names
+    rows = [_row(outcome, side, check, is_judge=check in judges) for side in sides for check in checks]
+    pairs = [_pair(outcome, sides[0], side, check) for side in sides[1:] for check in checks]
+    adjusted = holm([pair.difference.p for pair in pairs])
+    ratios = [_ratios(outcome, sides[0], side, of) for side in sides[1:] for of in MEASURES]
+    broken: dict[str, str] = {}
+    for sample in outcome.samples:
+        for name, score in sample.scores.items():
+            if score.state == "broken":
+                broken.setdefault(name, f"{score.reason} (case {sample.case}, {sample.side})")
+    return Scores(
+        outcome,
+        tuple(rows),
+        tuple([attrs.evolve(pair, p_adjusted=p) for pair, p in zip(pairs, adjusted, strict=True)]),
+        tuple(ratios),
+        {side: errors for side in sides if (errors := _too_many_errors(outcome, side))},
+        broken,
+    )
+
+
+def _too_many_errors(outcome: Outcome, side: str) -> int:
+    own = [sample for sample in outcome.samples if sample.side == side]
+    errors = sum(sample.status == "error" for sample in own)
+    return errors if errors > TOO_MANY_ERRORS * len(own) else 0
+
+
+def _reader(check: str) -> Callable[[Sample], float | None]:
+    if check in MEASURES:
+        return MEASURES[check]
+    if check == PASS:
+        return lambda sample: None if sample.passed is None else float(sample.passed)
+    return lambda sample: sample.scores[check].score if check in sample.scores else None
+
+
+def _by_unit(outcome: Outcome, side: str, read: Callable[[Sample], float | None]) -> dict[str, list[float]]:
+    units = {case.id: case.group or case.id for case in outcome.evaluation.cases}
+    found: dict[str, list[float]] = {}
+    for sample in outcome.samples:
+        value = read(sample) if sample.counts and sample.side == side else None
+        if value is not None:
+            found.setdefault(units[sample.case], []).append(value)
+    return found
+
+
+def _row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row:
+    read = _reader(check)
+    values = _by_unit(outcome, side, read)
+    own = [s for s in outcome.samples if s.side == side and (check == PASS or check in s.scores)]
+    number = sum(map(len, values.values()))
+    once = all(len(each) == 1 and each[0] in (0, 1) for each in values.values())
+    means = by_case(values)
+    mean = rate([value == 1 for value in means.values()]) if once else mean_of([*means.values()])
+    return Row(side, check, mean, number, len(own) - number, is_judge)
+
+
+def _pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
+    below, above = [by_case(_by_unit(outcome, name, _reader(check))) for name in (base, side)]
+    differences = [above[unit] - below[unit] for unit in below if unit in above]
+    better, worse = sum(d > EVEN for d in differences), sum(d < -EVEN for d in differences)
+    made = paired(below, above)
+    if made.low is not None and made.high is not None:
+        made = attrs.evolve(made, low=max(-1.0, made.low), high=min(1.0, made.high))
+    return Pair(base, side, check, made, better, worse, len(differences) - better - worse)
+
+
+def _ratios(outcome: Outcome, base: str, side: str, of: str) -> Ratios:
+    below, above = [by_case(_by_unit(outcome, name, MEASURES[of])) for name in (base, side)]
+    return Ratios(base, side, of, log_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}]))
+
+
+# --- gates ------------------------------------------------------------------------------------------------------------
+
+SIGN = re.compile(r"(~?[<>]=?|[*])")
+COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+}
+FORMS = "'pass >= 0.8', 'new.pass - base.pass > -0.05' or 'new.cost <= 1.2 * base.cost'"
+
+
+@frozen
+class GateOfScores:
+    """
+    Something that has to hold.
+
+    Attributes:
+        text: As it was written.
+        left: What is compared: a check or measure, of a side or of all but the base.
+        sign: ``>``, ``>=``, ``<`` or ``<=``.
+        bound: The number on the right, or the factor.
+        right: What the left one is compared with: what stands behind ``-`` or ``*``; ``""`` for nothing.
+        is_ratio: Whether *right* is multiplied, not taken away.
+        by_mean: Whether the mean decides, not the bound of the interval of a difference.
+    """
+
+    text: str
+    left: str
+    sign: str
+    bound: float
+    right: str = ""
+    is_ratio: bool = False
+    by_mean: bool = False
+
+    @classmethod
+    def parsed(cls, text: str) -> GateOfScores:
+        """
+        Return the gate that is written so.
+
+        Raises:
+            DataError: when it cannot be read as one.
+        """
+        words = SIGN.sub(r" \1 ", text[:MAX_GATE]).split() if len(text) <= MAX_GATE else []
+        signs = [i for i, word in enumerate(words) if word.lstrip("~") in COMPARE]
+        if len(signs) != 1:
+            raise _no_gate(text)
+        before, sign, after = words[: signs[0]], words[signs[0]], words[signs[0] + 1 :]
+        made = partial(cls, text, sign=sign.lstrip("~"), by_mean=sign.startswith("~"))
+        match before, after:
+            case [left], [bound] if _number(bound) is not None:
+                return made(left=_name(left, text), bound=_number(bound) or 0.0)
+            case [left, "-", right], [bound] if _number(bound) is not None:
+                return made(left=_check_side(left, text), right=_check_side(right, text), bound=_number(bound) or 0.0)
+            case [left], [right]:
+                return made(left=_check_side(left, text), right=_check_side(right, text), bound=1.0, is_ratio=True)
+            case [left], [first, "*", second] if (_number(first) is None) != (_number(second) is None):
+                factor, right = (first, second) if _number(second) is None else (second, first)
+                times = _number(factor) or 0.0
+                return made(left=_check_side(left, text), right=_check_side(right, text), bound=times, is_ratio=True)
+        raise _no_gate(text)
+
+    def named(self, names: GateNames) -> list[SideCheck]:
+        """
+        Return what it compares; without a side that is every side but the base.
+
+        Raises:
+            DataError: when it names a side or check that does not exist, or compares two checks.
+        """
+        if not self.right:
+            sides = names.sides[1:] or names.sides
+            return [SideCheck(s, self.left) for s in sides] if self.left in names.checks else [names.split(self.left)]
+        made = [names.split(name) for name in (self.left, self.right)]
+        if made[0].check != made[1].check:
+            msg = f"the gate {self.text!r} compares {made[0].check!r} with {made[1].check!r}; it compares two sides in one"
+            raise DataError(msg)
+        return made
+
+    def problem(self, scores: Scores) -> str:
+        """Return why it does not hold, or why that is not decided; ``""`` when it holds."""
+        named = self.named(GateNames.of(scores.outcome.evaluation))
+        outcome = scores.outcome
+        if outcome.missing:
+            return f"not decided: {outcome.missing} of {outcome.planned} samples are missing; `--continue` runs them"
+        if outcome.stopped:
+            return f"not decided: {outcome.stopped}"
+        for side, _ in named:
+            if side in scores.unmeasured:
+                return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider, or of a server of tools"
+        if not self.right:
+            return next((said for each in named if (said := self._problem_of_value(each, scores))), "")
+        check = named[0].check
+        above, below = [scores.units(*each) for each in named]
+        if check in MEASURES and self.is_ratio:
+            made = log_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
+            mean = math.nan if made.ratio is None else made.ratio
+            return self._problem_of(mean, made.low, made.high, self.bound, made.pairs)
+        factor, threshold = (self.bound, 0.0) if self.is_ratio else (1.0, self.bound)
+        spread = max(map(abs, (*above.values(), *below.values())), default=1.0) if check in MEASURES else 1.0
+        found = paired({unit: factor * value for unit, value in below.items()}, above, spread=spread)
+        return self._problem_of(found.mean, found.low, found.high, threshold, found.cases)
+
+    def _problem_of(self, mean: float, low: float | None, high: float | None, threshold: float, cases: int) -> str:
+        value = mean if self.by_mean else low if self.sign.startswith(">") else high
+        if value is None:
+            return f"{cases} cases are too few for an interval, which takes {FEWEST_CASES}; ~{self.sign} compares means"
+        if math.isnan(value):
+            return "there is nothing to compare"
+        if COMPARE[self.sign](value, threshold):
+            return ""
+        which = "the mean" if self.by_mean else "the lower end" if self.sign.startswith(">") else "the upper end"
+        return f"{which} is {value:.4g}, not {self.sign} {threshold:g}"
+
+    def _problem_of_value(self, each: SideCheck, scores: Scores) -> str:
+        values = [*scores.units(*each).values()]
+        if not values:
+            return f"there is no value of {each.side}.{each.check}"
+        mean = fmean(values)
+        return (
+            ""
+            if COMPARE[self.sign](mean, self.bound)
+            else f"{each.side}.{each.check} is {mean:.4g}, not {self.sign} {self.bound:g}"
+        )
+
+
+def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScores]:
+    """
+    Return the gates of an evaluation and *more* gates.
+
+    Raises:
+        DataError: when a text is not a gate, or names an agent or a check that does not exist.
+    """
+    gates = [GateOfScores.parsed(text) for text in (*evaluation.gates, *more)]
+    for gate in gates:
+        gate.named(GateNames.of(evaluation))
+    return gates
+
+
+def checked(gates: Sequence[GateOfScores], scores: Scores) -> Iterator[tuple[GateOfScores, str]]:
+    """Give each gate with why it does not hold, or ``""``."""
+    for gate in gates:
+        yield gate, gate.problem(scores)
+
+
+def _no_gate(text: str) -> DataError:
+    return DataError(f"{text[:MAX_GATE]!r} is not a gate; one is like {FORMS}, and ~ before the sign compares means")
+
+
+def _number(word: str) -> float | None:
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _name(word: str, text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,200}", word):
+        raise _no_gate(text)
+    return word
+
+
+def _check_side(word: str, text: str) -> str:
+    if "." not in _name(word, text):
+        msg = f"{text!r} is not a gate: {word!r} names no side; write SIDE.{word}"
+        raise DataError(msg)
+    return word
+
+
+@frozen
+class GateNames:
+    """
+    What gates may name.
+
+    Attributes:
+        sides: The sides; ``base`` stands for the first, unless one is called so.
+        checks: Checks and measures.
+    """
+
+    sides: Sequence[str]
+    checks: Sequence[str]
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> GateNames:
+        """Return the names of an evaluation."""
+        every = [evaluation.checks_of(case) for case in evaluation.cases]
+        named = dict.fromkeys([name for checks in every for name in checks])
+        return cls([*evaluation.agents], [PASS, *MEASURES, *named])
+
+    def split(self, name: str) -> SideCheck:
+        """
+        Return side and check of a name; names of both may hold dots.
+
+        Raises:
+            DataError: when there is no such side or check.
+        """
+        for side, called in [*[(side, side) for side in self.sides], (self.sides[0], "base")]:
+            rest = name.removeprefix(f"{called}.")
+            if rest != name and rest in self.checks:
+                return SideCheck(side, rest)
+        msg = f"the gate names {name!r}; sides are {list_names(self.sides, name)}; what is measured: {list_names(self.checks, name)}"
+        raise DataError(msg)
+
+
+class SideCheck(NamedTuple):
+    """A check, or a measure, of a side."""
+
+    side: str
+    check: str

@@ -1,0 +1,133 @@
+"""
+Workers of the sandbox that check programs, and the signal that ends a check.
+
+A check reads a program and may take long, whatever its length. So each check has a worker of its own, and several run at once: no
+check waits for that of another engine. Another thread may end a check by its signal, which kills the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from stepengine.errors import ToolError
+from stepengine.workspace.after_fork import Lock
+
+__all__ = ("POLL_SECONDS", "STOPPED", "CheckWorkers", "Checkout", "StopSignal")
+
+STOPPED = "the program was stopped"
+POLL_SECONDS = 0.1
+"""How often a check that waits for a free worker looks whether it was stopped."""
+
+
+class Checkout(Protocol):
+    """Gives a session of the sandbox in a worker of its own."""
+
+    def __call__(self, **options: Any) -> contextlib.AbstractContextManager[Any]:
+        """Give one; *options* are those that the pool takes."""
+
+
+class StopSignal:
+    """Ends the work of another thread, once and for all."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._end: Callable[[], None] | None = None
+        self.is_sent = False
+
+    def send(self) -> None:
+        """End the work that runs now; work that starts later ends at once."""
+        with self._lock:
+            self.is_sent = True
+            if self._end is not None:
+                self._end()
+
+    @contextlib.contextmanager
+    def ending(self, end: Callable[[], None]) -> Iterator[None]:
+        """Call *end* when the signal is sent inside of the block, or was sent before; never behind the block."""
+        with self._lock:
+            self._end = end
+            if self.is_sent:
+                end()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._end = None
+
+
+class CheckWorkers:
+    """
+    At most *limit* workers for checks.
+
+    Args:
+        start_pool: Starts a pool of at most so many workers, whose checkouts wait so many seconds for a free one.
+        limit: How many checks run at once.
+    """
+
+    def __init__(self, start_pool: Callable[[int, float], Any], limit: int) -> None:
+        self._start_pool = start_pool
+        self._limit = limit
+        self._lock = Lock()
+        self._pool: Any = None
+        self.count = 0
+        """Sessions that are open or wait for a worker."""
+
+    @contextlib.contextmanager
+    def checkout(self, stop: StopSignal | None = None, **options: Any) -> Iterator[Any]:
+        """
+        Give a session in a worker of its own.
+
+        Args:
+            stop: Ends the session, or the wait for a worker.
+            options: Of the session, as the pool takes them.
+
+        Raises:
+            ToolError: when it was stopped.
+        """
+        stop = stop or StopSignal()
+        with self._lock:
+            self.count += 1
+        try:
+            session = self._open(stop, options)
+            pid = session.worker_pid  # not known while it works
+            try:
+                with stop.ending(lambda: _kill(pid)):
+                    yield session
+            finally:
+                with contextlib.suppress(Exception):  # a worker that has crashed already
+                    session.__exit__(None, None, None)
+        finally:
+            with self._lock:
+                self.count -= 1
+            if stop.is_sent:
+                raise ToolError(STOPPED)
+
+    def _open(self, stop: StopSignal, options: dict[str, Any]) -> Any:
+        while not stop.is_sent:
+            session = self._started().checkout(**options)
+            with contextlib.suppress(TimeoutError):  # every worker is taken
+                session.__enter__()
+                return session
+        raise ToolError(STOPPED)
+
+    def _started(self) -> Any:
+        with self._lock:
+            if self._pool is None:
+                self._pool = self._start_pool(self._limit, POLL_SECONDS)
+            return self._pool
+
+    def close(self) -> None:
+        """End the workers; the next check starts new ones."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.__exit__(None, None, None)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,1189 @@
+"""
+Schema classes as JSON Schema, read from the text of a file that is not trusted: nothing of it is imported or run.
+
+What a ``BaseModel`` or a ``TypedDict`` declares is told as pydantic would tell it, without titles and in pydantic's order, so
+that an agent is shown the same whether its file was imported or read. What cannot be told so is refused with file and line: a
+validator that was passed over would let through what the author meant to keep out. Foreign text nests and refers to itself as
+it likes, so every way through it is bounded by a depth or paid from one budget.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NoReturn
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, JsonValue, freeze_object
+from stepengine.errors import DataError, DefinitionError
+from stepengine.tools.arguments import without_titles
+from stepengine.tools.schemas import JsonSchema
+
+__all__ = ("SchemaClass", "schemas_of")
+
+MAX_DEPTH_LEVELS = 50
+"""Schemas that people write have some five levels; the reader is recursive."""
+MAX_CLASSES = 500
+"""More than a file of agents that people wrote has; each class takes time to read."""
+MAX_FIELDS = 500
+"""More than a form has; the reader looks at each field, of a file that nobody has looked at."""
+MAX_FIELDS_OF_FILE = 5_000
+"""Ten full classes: with those that inherit, fields multiply."""
+MAX_UNION_MEMBERS = 100
+"""No model chooses among as many types."""
+MAX_LITERAL_VALUES = 5_000
+"""Room for a list of countries or currencies; a provider allows about a thousand."""
+MAX_WORK_PLACES = 30_000
+"""Of the places of a schema that one file may write, each alias counted where it stands; a long text counts as several."""
+MAX_SHOWN_PLACES = 100_000
+"""Of the same in all schemas of a file together, where each holds whatever it refers to."""
+CHARS_PER_PLACE = 50
+"""A guess: copying so many characters takes about as long as making one place."""
+MAX_PATTERN_CHARS = 500
+"""Patterns for addresses and dates have a hundred; a longer one is slow to compile."""
+MAX_ANNOTATION_CHARS = 2_000
+"""An annotation is a line or two; the parser of Python reads it."""
+LEFT_OUT = "Any"
+UNENDING = "<itself>"
+"""What stands in the shape of an alias for the alias itself."""
+
+PLAIN: Mapping[str, tuple[str, Mapping[str, object]]] = MappingProxyType(
+    {
+        "builtins.str": ("string", {"type": "string"}),
+        "builtins.int": ("integer", {"type": "integer"}),
+        "builtins.float": ("number", {"type": "number"}),
+        "builtins.bool": ("other", {"type": "boolean"}),
+        "builtins.object": ("other", {}),
+        "typing.Any": ("other", {}),
+        "datetime.datetime": ("other", {"type": "string", "format": "date-time"}),
+        "datetime.date": ("other", {"type": "string", "format": "date"}),
+        "datetime.time": ("other", {"type": "string", "format": "time"}),
+        "datetime.timedelta": ("other", {"type": "string", "format": "duration"}),
+        "decimal.Decimal": ("decimal", {}),
+    }
+)
+LISTS = frozenset({"builtins.list", "typing.List", "typing.Sequence", "collections.abc.Sequence"})
+SETS = frozenset({"builtins.set", "typing.Set", "builtins.frozenset", "typing.FrozenSet"})
+TUPLES = frozenset({"builtins.tuple", "typing.Tuple"})
+DICTS = frozenset({"builtins.dict", "typing.Dict", "typing.Mapping", "collections.abc.Mapping"})
+ENUMS = frozenset({"enum.Enum", "enum.StrEnum", "enum.IntEnum"})
+OF_ENUMS: Mapping[tuple[str, ...], type | None] = MappingProxyType(
+    {
+        ("enum.Enum",): None,
+        ("enum.StrEnum",): str,
+        ("enum.IntEnum",): int,
+        ("builtins.str", "enum.Enum"): str,
+        ("builtins.int", "enum.Enum"): int,
+    }
+)
+TYPES_HERE = (
+    "str, int, float, bool, None, Any, list[...], dict[str, ...], Literal[...], X | None, Annotated[..., Field(...)], Enum "
+    "and schema classes of this file"
+)
+
+NUMERIC = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+}
+LENGTHS = {
+    "string": {"min_length": "minLength", "max_length": "maxLength"},
+    "array": {"min_length": "minItems", "max_length": "maxItems"},
+    "object": {"min_length": "minProperties", "max_length": "maxProperties"},
+}
+CONSTRAINTS = (*NUMERIC, "min_length", "max_length", "pattern")
+ONCE = ("default", "default_factory", "alias")
+"""What only a field of a class may have, not what stands inside of its type."""
+OF_FIELD = frozenset({*CONSTRAINTS, *ONCE, "description", "title", "examples"})
+FACTORIES: Mapping[str, type] = MappingProxyType({"builtins.list": list, "builtins.dict": dict})
+EXTRA = {"forbid": False, "allow": True, "ignore": None}
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+TYPE_ALIAS: Any = getattr(ast, "TypeAlias", ())  # of Python 3.12
+NOTHING: Any = object()
+Functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+@frozen
+class SchemaClass:
+    """
+    A schema class of a file.
+
+    Attributes:
+        name: Its name.
+        kind: Whether values are built as objects or stay objects of JSON.
+        json_schema: What it says, as pydantic says it, but for titles; always an object at the top. What it refers to stands in
+            ``$defs``, itself too where it holds itself.
+        defaults: Field to its default, for those that have one.
+        models: Field to how schema classes stand in its value, for those that hold any: ``"Item"``, ``"list[Item]"``,
+            ``"dict[str, Item]"``, ``"tuple[Item, Any]"`` for a fixed number, ``"Item | None"``, or nested. Sequences and longer tuples are
+            ``list``. ``Any`` is what holds none and stays as it is; of ``"A | B"`` the first is meant whose schema the value
+            fits.
+        aliases: Field to what it is called in JSON, for those that are called otherwise there.
+        line: The first line of the class, decorators included.
+        end_line: Its last line.
+    """
+
+    name: str
+    kind: Literal["model", "typed_dict"]
+    json_schema: JsonDict
+    defaults: Mapping[str, JsonValue]
+    models: Mapping[str, str]
+    aliases: Mapping[str, str]
+    line: int
+    end_line: int
+
+
+def schemas_of(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
+    """
+    Return the schema classes of a file by name: its models and typed dicts.
+
+    Args:
+        tree: The file's tree.
+        file: What it is called in messages.
+
+    Raises:
+        DefinitionError: with file and line, for what is not plainly a schema.
+    """
+    return _SchemaReading(tree, file).result()
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Bound:
+    """What a name stands for: ``what`` is a dotted name of something imported, or one of the words below."""
+
+    what: str
+    node: Any = None
+
+
+CLASS, ASSIGNED, TYPE, UNKNOWN = "a class", "a value", "a type alias", ""
+
+
+class _Names:
+    """What the names of a module stand for, by its text alone."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._bound: dict[str, _Bound] = {}
+        self._top = {id(node) for node in tree.body}
+        self._is_open = False
+        left: list[ast.AST] = [*reversed(tree.body)]
+        while left:
+            left.extend(reversed(list(self._look_at(left.pop()))))
+        self.classes: list[ast.ClassDef] = []
+        """All of the file, wherever they stand."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                self.classes.append(node)
+            elif isinstance(node, ast.Global):
+                self._bound.update(dict.fromkeys(node.names, _Bound(UNKNOWN)))
+
+    def of(self, name: str) -> _Bound:
+        """Return what a name stands for at the end of the module; a builtin where nothing binds it."""
+        known = self._bound.get(name)
+        return known or _Bound(UNKNOWN if self._is_open else f"builtins.{name}")
+
+    def _look_at(self, node: ast.AST) -> Iterable[ast.AST]:
+        """Note what a node binds, and return what is to be looked at below it."""
+        match node:
+            case ast.Import(names=names):
+                for one in names:
+                    self._bind(one.asname or one.name.split(".")[0], one.name if one.asname else one.name.split(".")[0])
+            case ast.ImportFrom(names=names):
+                self._import_from(node)
+            case ast.ClassDef(name=name):
+                self._bind(name, CLASS if id(node) in self._top else UNKNOWN, node)
+                return [*node.decorator_list, *node.bases, *(word.value for word in node.keywords)]
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._bind(node.name, UNKNOWN)
+                return [*node.decorator_list, node.args]
+            case ast.Lambda():
+                return [node.args]
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
+                self._bind(name, ASSIGNED if id(node) in self._top else UNKNOWN, node.value)
+                return [node.value] if node.value else []
+            case _:
+                return self._look_further(node)
+        return []
+
+    def _look_further(self, node: ast.AST) -> Iterable[ast.AST]:
+        if isinstance(node, TYPE_ALIAS):
+            self._bind(node.name.id, TYPE if id(node) in self._top else UNKNOWN, node)
+            return []
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            self._bind(node.id, UNKNOWN)
+        for word in ("name", "rest"):  # of `except`, `match`
+            if isinstance(name := getattr(node, word, None), str):
+                self._bind(name, UNKNOWN)
+        return ast.iter_child_nodes(node)
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        module = "" if node.level else node.module or ""
+        module = "typing" if module == "typing_extensions" else module
+        for one in node.names:
+            if one.name == "*":
+                self._is_open = True
+            else:
+                self._bind(one.asname or one.name, f"{module}.{one.name}" if module else UNKNOWN)
+
+    def _bind(self, name: str, what: str, node: Any = None) -> None:
+        what = what.replace("typing_extensions", "typing")
+        same = self._bound.get(name)
+        is_import = what not in {CLASS, ASSIGNED, TYPE}
+        is_new = same is None or (is_import and same.what == what)
+        self._bound[name] = _Bound(what, node) if is_new else _Bound(UNKNOWN)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Read:
+    """
+    What an annotation says.
+
+    Attributes:
+        schema: As JSON Schema.
+        kind: Which constraints it takes: ``string``, ``integer``, ``number``, ``decimal``, ``array``, ``object``, ``union``,
+            ``nullable``, ``other``.
+        shape: How schema classes stand in it.
+        inner: Of ``nullable``, what else it may be.
+        given: What a ``Field`` said that only a field of a class may say.
+    """
+
+    schema: dict[str, Any]
+    kind: str = "other"
+    shape: str = LEFT_OUT
+    inner: _Read | None = None
+    given: Mapping[str, Any] = MappingProxyType({})
+
+
+@frozen
+class _ClassField:
+    """A field as its class declares it."""
+
+    schema: dict[str, Any]
+    shape: str
+    is_required: bool
+    default: Any
+    alias: str
+    refers: frozenset[str]
+    line: int
+
+
+@frozen
+class _Definition:
+    """What ``$defs`` holds below a name."""
+
+    schema: JsonDict
+    refers: frozenset[str]
+    size: int
+
+
+@frozen
+class _At:
+    """A node, and how deep it is meant to stand."""
+
+    node: ast.expr
+    depth: int
+
+
+class _SchemaReading:
+    def __init__(self, tree: ast.Module, file: str) -> None:
+        self._file = file
+        self._names = _Names(tree)
+        self._tops = {id(node) for node in tree.body}
+        self._shown_left = MAX_SHOWN_PLACES
+        self._left = MAX_WORK_PLACES
+        self._fields_left = MAX_FIELDS_OF_FILE
+        self._where = ""
+        self._line = 1
+        self._own: frozenset[str] = frozenset()
+        self._refers: set[str] = set()
+        self._seen: set[str] = set()
+        self._shapes: dict[str, str] = {}
+        self._enums: dict[str, dict[str, Any]] = {}
+        self._patterns: dict[str, int] = {}
+        self._kinds: dict[str, Literal["model", "typed_dict"]] = {}
+        self._fields: dict[str, dict[str, _ClassField]] = {}
+        self._extras: dict[str, bool | None] = {}
+        self._definitions: dict[str, _Definition | None] = {}
+        """``None`` as long as it is read."""
+
+    def result(self) -> Mapping[str, SchemaClass]:
+        classes = self._classes()
+        for node in classes:
+            self._declare(node)
+        self._check_patterns()
+        made = {}
+        for node in classes:
+            self._line, self._where = node.lineno, f"class {node.name!r}"
+            made[node.name] = self._make_class(node, self._reachable_from(node.name))
+        return MappingProxyType(dict(sorted(made.items(), key=lambda item: item[1].line)))
+
+    def _make_class(self, node: ast.ClassDef, names: Sequence[str]) -> SchemaClass:
+        fields = self._fields[node.name]
+        extras = self._extras_below(node.name, names)
+        defined = {name: self._definition(name).schema for name in names}
+        for name, extra in extras.items():
+            if extra is not None and name in defined:
+                defined[name] = freeze_object({"additionalProperties": extra, **defined[name]})
+        schema: dict[str, Any] = {"$defs": defined} if names else {}
+        return SchemaClass(
+            node.name,
+            self._kinds[node.name],
+            freeze_object({**schema, **self._definition(node.name).schema}),
+            MappingProxyType({name: field.default for name, field in fields.items() if field.default is not NOTHING}),
+            MappingProxyType({name: shape for name, field in fields.items() if (shape := self._shape(node, field))}),
+            MappingProxyType({name: field.alias for name, field in fields.items() if field.alias}),
+            min([node.lineno, *(one.lineno for one in node.decorator_list)]),
+            node.end_lineno or node.lineno,
+        )
+
+    def _extras_below(self, top: str, names: Sequence[str]) -> dict[str, bool | None]:
+        """
+        Return what a model says of other members for the typed dicts in it, as pydantic takes it.
+
+        Where models disagree pydantic goes by which of them it sees first.
+        """
+        found: dict[str, bool | None] = {}
+        for owner in dict.fromkeys((top, *names)):
+            self._show(self._definition(owner).size)
+            if owner != top and self._kinds.get(owner) != "model":
+                continue
+            extra = self._extras[owner]
+            reached = self._reached_in_place(self._definition(owner).refers)
+            self._show(len(reached))
+            for name in reached:
+                if self._kinds.get(name) == "typed_dict" and found.setdefault(name, extra) != extra:
+                    self._refuse(
+                        f"the typed dict {name!r} stands in models that differ in extra=...; one for each, or the same extra, would be fine"
+                    )
+        return found
+
+    def _show(self, work: int) -> None:
+        self._shown_left -= work
+        if self._shown_left < 0:
+            self._refuse("the schema classes of this file refer to each other too often; fewer classes would be fine")
+
+    def _shape(self, node: ast.ClassDef, field: _ClassField) -> str:
+        """Return how schema classes stand in the value of a field; ``""`` when there are none."""
+        if UNENDING in field.shape:
+            if self._reached_in_place(field.refers, through=()) & self._kinds.keys():
+                self._line, self._where = field.line, f"class {node.name!r}"
+                self._refuse(
+                    "a type alias that holds itself cannot hold schema classes; a schema class that holds itself would be fine"
+                )
+            return ""
+        return "" if field.shape == LEFT_OUT else field.shape
+
+    def _reached_in_place(self, names: Iterable[str], *, through: Collection[str] = ("typed_dict",)) -> set[str]:
+        """Return these definitions and those to which they lead through aliases and some kinds of schema classes."""
+        found: set[str] = set()
+        left = [*names]
+        while left:
+            if (name := left.pop()) not in found:
+                found.add(name)
+                if name not in self._kinds or self._kinds[name] in through:
+                    left.extend(self._definition(name).refers)
+        return found
+
+    def _reachable_from(self, name: str) -> list[str]:
+        """Return the definitions to which one refers, sorted; itself where it holds itself."""
+        found: set[str] = set()
+        left = [*self._definition(name).refers]
+        while left:
+            if (one := left.pop()) not in found:
+                found.add(one)
+                left.extend(self._definition(one).refers)
+        return sorted(found)
+
+    def _definition(self, name: str) -> _Definition:
+        made = self._definitions[name]
+        assert made is not None  # noqa: S101 - everything is read before anything is shown
+        return made
+
+    # --- which classes
+
+    def _classes(self) -> list[ast.ClassDef]:
+        """Return the schema classes in the order of the file, those that another one is made of first."""
+        bases: dict[str, str] = {}
+        found: list[ast.ClassDef] = []
+        for node in self._names.classes:
+            if base := self._base(node):
+                self._line, self._where = node.lineno, f"class {node.name!r}"
+                if id(node) not in self._tops:
+                    self._refuse("a schema class stands at the top of its file, not inside of something")
+                if self._names.of(node.name).node is not node:
+                    self._refuse("its name is bound more than once; a name of its own would be fine")
+                if len(found) >= MAX_CLASSES:
+                    self._refuse(f"there are too many schema classes; {MAX_CLASSES} in a file are fine")
+                bases[node.name] = base
+                found.append(node)
+        return self._in_order(found, bases)
+
+    def _in_order(self, found: Sequence[ast.ClassDef], bases: Mapping[str, str]) -> list[ast.ClassDef]:
+        chains = {}
+        for node in found:
+            chain = [bases[node.name]]
+            while chain[-1] in bases and len(chain) <= MAX_DEPTH_LEVELS:
+                chain.append(bases[chain[-1]])
+            self._line, self._where = node.lineno, f"class {node.name!r}"
+            if len(chain) > MAX_DEPTH_LEVELS:
+                self._refuse(f"it is made of more than {MAX_DEPTH_LEVELS} classes, or of itself; fewer would be fine")
+            if chain[-1] not in {"pydantic.BaseModel", "typing.TypedDict"}:
+                continue
+            chains[node.name] = len(chain)
+            self._kinds[node.name] = "model" if chain[-1] == "pydantic.BaseModel" else "typed_dict"
+        return sorted([node for node in found if node.name in chains], key=lambda node: chains[node.name])
+
+    def _base(self, node: ast.ClassDef) -> str:
+        """Return the base that makes a class a schema class, or could; ``""`` for any other class."""
+        named = [self._base_named(base) for base in node.bases]
+        self._line, self._where = node.lineno, f"class {node.name!r}"
+        hidden = [
+            one
+            for base, name in zip(node.bases, named, strict=True)
+            if not name
+            for one in ast.walk(base)
+            if not isinstance(base, ast.Subscript) or self._is_schema(self._base_named(one))
+        ]
+        bases = [name for name in named if self._is_schema(name)]
+        if hidden or (bases and len(named) > 1):
+            self._refuse(
+                "its bases are not plain; one base would be fine: BaseModel, TypedDict or a schema class of this file"
+            )
+        if bases and bases[0].startswith("pydantic.") and bases[0] != "pydantic.BaseModel":
+            self._refuse(f"{bases[0]!r} is not read; BaseModel or TypedDict would be fine")
+        return bases[0] if bases else ""
+
+    def _is_schema(self, name: str) -> bool:
+        """Return whether a class with such a base may be a schema class."""
+        seen: set[str] = set()
+        while name not in seen and len(seen) <= MAX_DEPTH_LEVELS:
+            if name.startswith("pydantic.") or name == "typing.TypedDict":
+                return True
+            seen.add(name)
+            bound = self._names.of(name) if "." not in name else None
+            bases = bound.node.bases if bound and bound.what == CLASS else []
+            if len(bases) != 1:
+                return any(self._base_named(one).startswith(("pydantic.", "typing.TypedDict")) for one in bases)
+            name = self._base_named(bases[0])
+        return bool(name)  # a circle, or a long way: it is refused where it is followed
+
+    def _base_named(self, node: ast.AST) -> str:
+        """Return the dotted name of a base that was imported, or the name of a class of this file; ``""`` for others."""
+        for _ in range(MAX_DEPTH_LEVELS):
+            bound = self._bound(node)
+            if bound.what == CLASS:
+                return str(bound.node.name)
+            if bound.what != ASSIGNED:
+                return bound.what if "." in bound.what else ""
+            node = bound.node
+        return ""
+
+    def _bound(self, node: ast.AST) -> _Bound:
+        """Return what a name with dots stands for."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return _Bound(UNKNOWN)
+        bound = self._names.of(node.id)
+        if not parts:
+            return bound
+        if bound.what in {CLASS, ASSIGNED, TYPE, UNKNOWN}:
+            return _Bound(UNKNOWN)
+        return _Bound(".".join([bound.what, *reversed(parts)]))
+
+    # --- what a class says
+
+    def _declare(self, node: ast.ClassDef) -> None:
+        name, kind = node.name, self._kinds[node.name]
+        self._line, self._where = node.lineno, f"class {name!r}"
+        self._seen = set()
+        left = self._left
+        if node.decorator_list:
+            self._refuse("decorators of schema classes are not read; the class without one would be fine")
+        if getattr(node, "type_params", None):
+            self._refuse("schema classes with type parameters are not read; a class for each type would be fine")
+        base = self._base_named(node.bases[0])
+        fields = dict(self._fields.get(base, {}))
+        self._count(len(fields))
+        words = {word.arg: word.value for word in node.keywords}
+        is_total = self._flag(words.pop("total")) if kind == "typed_dict" and "total" in words else True
+        if words and kind == "typed_dict":
+            self._refuse(f"{next(iter(words))!r} is not read here; total=False would be fine")
+        self._extras[name] = self._config(words, extra=self._extras.get(base))
+        self._own = frozenset(_valued(node))
+        for at, statement in enumerate(node.body):
+            self._line, self._where = statement.lineno, f"class {name!r}"
+            self._take(node, statement, fields, is_total=is_total, is_first=at == 0)
+        self._where = f"class {name!r}"
+        self._own = frozenset()
+        self._fields[name] = fields
+        self._definitions[name] = self._defined(
+            _object(node, fields, extra=self._extras[name]),
+            {one for field in fields.values() for one in field.refers},
+            left - self._left + (self._definition(base).size if base in self._kinds else 0),
+        )
+
+    def _count(self, fields: int) -> None:
+        self._fields_left -= fields
+        if self._fields_left < 0:
+            self._refuse(f"there are too many fields; {MAX_FIELDS_OF_FILE:,} in a file are fine")
+
+    def _take(
+        self, node: ast.ClassDef, statement: ast.stmt, fields: dict[str, _ClassField], *, is_total: bool, is_first: bool
+    ) -> None:
+        """Read one statement of a class."""
+        match statement:
+            case ast.Pass():
+                pass
+            case ast.Expr(value=ast.Constant(value=text)) if isinstance(text, str) or text is ...:
+                if is_first and isinstance(text, str):
+                    self._spend_text(text)
+            case ast.Assign(targets=[ast.Name(id="model_config")]) if self._kinds[node.name] == "model":
+                self._extras[node.name] = self._config(
+                    self._config_words(statement.value), extra=self._extras[node.name]
+                )
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                self._where = f"class {node.name!r}, field {name!r}"
+                self._check_name(node, name, fields)
+                fields[name] = self._field(statement, self._kinds[node.name], is_total=is_total)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._refuse(f"{statement.name!r} is code, which is not run here; fields alone would be fine")
+            case _:
+                self._refuse(
+                    f"{_name_of_node(statement)} is not read; fields such as `name: str`, a docstring and model_config are fine"
+                )
+
+    def _check_name(self, node: ast.ClassDef, name: str, fields: Mapping[str, _ClassField]) -> None:
+        is_private = name.startswith("_" if self._kinds[node.name] == "model" else "__")
+        if is_private or name == "model_config":
+            self._refuse("this is no name of a field; one without '_' at its beginning would be fine")
+        if name in self._seen:
+            self._refuse("it is declared twice; once would be fine")
+        self._seen.add(name)
+        if name not in fields:
+            self._count(1)
+            if len(fields) >= MAX_FIELDS:
+                self._refuse(f"there are too many fields; {MAX_FIELDS} in a class are fine")
+
+    def _config_words(self, node: ast.expr) -> Mapping[str | None, ast.expr]:
+        if isinstance(node, ast.Call) and self._bound(node.func).what == "pydantic.ConfigDict" and not node.args:
+            return {word.arg: word.value for word in node.keywords}
+        if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+            return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
+        return self._refuse(f'{_name_of_node(node)} is not read; ConfigDict(extra="forbid") would be fine')
+
+    def _config(self, words: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
+        """Return what ``additionalProperties`` is to be; ``None`` for not told."""
+        strange = [word for word in words if word not in {"extra", "title"}]
+        if strange:
+            self._refuse(f"the setting {strange[0]!r} is not read; extra='forbid' and title='...' are")
+        for word, node in words.items():
+            value = self._literal(_At(node, 0))
+            if word == "extra":
+                if not isinstance(value, str) or value not in EXTRA:
+                    self._refuse("extra is 'forbid', 'allow' or 'ignore'")
+                extra = EXTRA[value]
+        return extra
+
+    def _flag(self, node: ast.expr) -> bool:
+        value = self._literal(_At(node, 0))
+        return value if isinstance(value, bool) else self._refuse("total is True or False")
+
+    # --- fields
+
+    def _field(self, node: ast.AnnAssign, kind: str, *, is_total: bool) -> _ClassField:
+        self._refers = set()
+        marks, at = self._marks(_At(node.annotation, 0))
+        read = self._read(at)
+        refers = frozenset(self._refers)
+        if kind == "typed_dict":
+            if node.value is not None or read.given:
+                self._refuse("a field of a TypedDict has no default and no alias; NotRequired[...] would be fine")
+            is_required = marks[-1] == "typing.Required" if marks else is_total
+            return _ClassField(read.schema, read.shape, is_required, NOTHING, "", refers, node.lineno)
+        if marks:
+            self._refuse("Required and NotRequired are for a TypedDict; a default would be fine")
+        if node.value is not None:
+            read = self._valued(read, node.value)
+        default = read.given.get("default", NOTHING)
+        is_shown = default is not NOTHING and not read.given["is_made"]
+        schema = {**read.schema, "default": default} if is_shown else read.schema
+        alias = read.given.get("alias", "")
+        return _ClassField(schema, read.shape, default is NOTHING, default, alias, refers, node.lineno)
+
+    def _valued(self, read: _Read, value: ast.expr) -> _Read:
+        """Return what a field says with what stands behind its ``=``."""
+        if isinstance(value, ast.Call) and self._bound(value.func).what == "pydantic.Field":
+            return self._with_field(read, value)
+        return attrs.evolve(read, given={**read.given, "default": self._literal(_At(value, 0)), "is_made": False})
+
+    def _marks(self, at: _At) -> tuple[list[str], _At]:
+        """Return what a field of a TypedDict is marked with, and what it is marked on."""
+        marks: list[str] = []
+        at = self._unwrapped(at)
+        while isinstance(at.node, ast.Subscript):
+            what = self._bound(at.node.value).what
+            if what not in {"typing.Required", "typing.NotRequired"}:
+                break
+            marks.append(what)
+            at = self._unwrapped(_At(at.node.slice, at.depth + 1))
+        return marks, at
+
+    def _with_field(self, read: _Read, call: ast.Call) -> _Read:
+        """Return a type with what a ``Field(...)`` adds to it."""
+        self._check_own(call.func)
+        words = {word.arg: word.value for word in call.keywords}
+        if len(call.args) > 1 or any(isinstance(one, ast.Starred) for one in call.args) or None in words:
+            self._refuse("what Field is given is not plain; one default and keywords would be fine")
+        if call.args:
+            words = {"default": call.args[0], **words}
+        if strange := [word for word in words if word not in OF_FIELD]:
+            self._refuse(f"Field({strange[0]}=...) is not read; these are: {list_names(sorted(OF_FIELD), strange[0])}")
+        given = {**read.given, **self._field_settings(words)}
+        values = {word: self._literal(_At(node, 0)) for word, node in words.items() if word not in ONCE}
+        for word in CONSTRAINTS:
+            if values.get(word) is not None:
+                read = self._constrained(read, word, values[word])
+        return attrs.evolve(read, schema={**read.schema, **self._documentation(values)}, given=given)
+
+    def _field_settings(self, words: Mapping[str | None, ast.expr]) -> dict[str, Any]:
+        """Return what a ``Field`` says that only a field may say."""
+        given: dict[str, Any] = {}
+        default = words.get("default")
+        if default is not None:
+            is_required = isinstance(default, ast.Constant) and default.value is ...
+            given = {"default": NOTHING if is_required else self._literal(_At(default, 0)), "is_made": False}
+        if "default_factory" in words:
+            made = FACTORIES.get(self._bound(words["default_factory"]).what)
+            if made is None or given:
+                self._refuse(
+                    "default_factory is `list` or `dict`, without a default beside it; a literal default would be fine, too"
+                )
+            given = {"default": made(), "is_made": True}
+        if "alias" in words:
+            given["alias"] = self._text("alias", self._literal(_At(words["alias"], 0)))
+        return given
+
+    def _documentation(self, values: Mapping[str | None, Any]) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        for word in ("description", "title", "examples"):
+            value = values.get(word)
+            if value is None:
+                continue
+            if word == "examples":
+                told[word] = value if isinstance(value, list) else self._refuse("examples are a list of literals")
+            else:
+                told[word] = self._text(word, value)
+        return told
+
+    def _text(self, word: str, value: object) -> str:
+        return value if isinstance(value, str) else self._refuse(f"{word} is a text")
+
+    def _constrained(self, read: _Read, word: str, value: Any) -> _Read:
+        """Return a type with a constraint, written where pydantic writes it."""
+        if read.kind == "nullable" and read.inner is not None:
+            inner = self._constrained(read.inner, word, value)
+            told = {key: said for key, said in read.schema.items() if key != "anyOf"}
+            return attrs.evolve(read, schema={**_any_of([inner.schema, {"type": "null"}]), **told}, inner=inner)
+        if word == "pattern" and read.kind == "string":
+            return attrs.evolve(read, schema={**read.schema, "pattern": self._pattern(value)})
+        if word in NUMERIC and read.kind in {"integer", "number", "decimal"}:
+            return self._with_bound(read, word, value)
+        lengths = LENGTHS.get("string" if read.kind == "union" else read.kind, {})
+        takes = read.kind != "union" or any(one.get("type") == "string" for one in read.schema["anyOf"])
+        if word not in lengths or not takes:
+            self._refuse(
+                f"Field({word}=...) says nothing about such a type; ge, gt, le, lt, multiple_of are for numbers, pattern for str, "
+                "min_length and max_length for str, list and dict, and a union takes them at its members: Annotated[..., Field(...)]"
+            )
+        if type(value) is not int or value < 0:
+            self._refuse(f"{word} is a number from 0")
+        return attrs.evolve(read, schema={**read.schema, lengths[word]: value})
+
+    def _with_bound(self, read: _Read, word: str, value: Any) -> _Read:
+        allowed = (int,) if read.kind == "integer" else (int, float)
+        if type(value) not in allowed or (word == "multiple_of" and value <= 0):
+            self._refuse(f"{word} is a number that fits the type, and multiple_of is more than 0")
+        if read.kind != "decimal":
+            return attrs.evolve(read, schema={**read.schema, NUMERIC[word]: value})
+        number, *others = read.schema["anyOf"]  # as pydantic writes it: of the text it says nothing
+        return attrs.evolve(read, schema={**read.schema, "anyOf": [{**number, NUMERIC[word]: float(value)}, *others]})
+
+    def _pattern(self, value: object) -> str:
+        text = self._text("pattern", value)
+        if len(text) > MAX_PATTERN_CHARS:
+            self._refuse(f"the pattern has {len(text):,} characters; up to {MAX_PATTERN_CHARS} would be fine")
+        self._patterns.setdefault(text, self._line)
+        return text
+
+    def _check_patterns(self) -> None:
+        """Refuse patterns that cannot be matched within a bound; all together, since together they have to be matched."""
+        texts = list(self._patterns)
+
+        def problem(count: int) -> str:
+            try:
+                JsonSchema(
+                    "the patterns of this file", {"anyOf": [{"pattern": text} for text in texts[:count]] or [True]}
+                )
+            except DefinitionError as error:
+                return str(error)
+            return ""
+
+        low, high, said = 0, len(texts), problem(len(texts))
+        if not said:
+            return
+        while high - low > 1:
+            middle = (low + high) // 2
+            now = problem(middle)
+            low, high, said = (low, middle, now) if now else (middle, high, said)
+        self._line, self._where = self._patterns[texts[low]], "Field(pattern=...)"
+        self._refuse(said)
+
+    # --- types
+
+    def _read(self, at: _At) -> _Read:
+        """Return what an annotation says."""
+        members = self._members(at)
+        nulls = [one for one in members if isinstance(one.node, ast.Constant) and one.node.value is None]
+        reads: list[_Read] = []
+        for one in members:
+            if one not in nulls:
+                read = self._single(one)
+                if len(members) > 1 and read.given:
+                    self._refuse("a member of a union has no default and no alias; the whole field may have them")
+                reads.append(read)
+        if len(reads) > 1:
+            reads = _each_once(reads, key=lambda one: repr(one.schema))
+        if not reads:
+            return _Read({"type": "null"})
+        inner = reads[0]
+        if len(reads) > 1:
+            inner = _Read(_any_of([one.schema for one in reads]), "union", _either([one.shape for one in reads]))
+        if not nulls:
+            return inner
+        shape = inner.shape if inner.shape == LEFT_OUT or inner.shape.endswith(" | None") else f"{inner.shape} | None"
+        return _Read(_any_of([inner.schema, {"type": "null"}]), "nullable", shape, inner)
+
+    def _members(self, at: _At) -> list[_At]:
+        """Return the members of a union, aliases followed; the annotation itself when it is not a union."""
+        found: list[_At] = []
+        left = [at]
+        while left:
+            now = self._unwrapped(left.pop())
+            parts = self._parts(now)
+            if parts is None:
+                found.append(now)
+            else:
+                left.extend(reversed(parts))
+            if len(found) > MAX_UNION_MEMBERS:
+                self._refuse(
+                    f"a union of more than {MAX_UNION_MEMBERS} types is not read; fewer, or one Literal, would be fine"
+                )
+        return found
+
+    def _parts(self, at: _At) -> list[_At] | None:
+        node = at.node
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return [_At(node.left, at.depth), _At(node.right, at.depth)]
+        if isinstance(node, ast.Subscript):
+            what = self._bound(node.value).what
+            if what == "typing.Optional":
+                return [_At(node.slice, at.depth + 1), _At(ast.Constant(None), at.depth + 1)]
+            if what == "typing.Union":
+                return [_At(one, at.depth + 1) for one in _items(node.slice)]
+        return None
+
+    def _unwrapped(self, at: _At) -> _At:
+        """Return what an annotation is behind quotes and plain aliases."""
+        while True:
+            self._spend()
+            if at.depth > MAX_DEPTH_LEVELS:
+                self._refuse(
+                    f"its type leads more than {MAX_DEPTH_LEVELS} levels deep, or to itself; fewer would be fine"
+                )
+            node = at.node
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                at = _At(self._quoted(node.value), at.depth + 1)
+                continue
+            self._check_own(node)
+            bound = self._bound(node)
+            if bound.what != ASSIGNED:
+                return at
+            at = _At(bound.node, at.depth + 1)
+
+    def _quoted(self, text: str) -> ast.expr:
+        if len(text) > MAX_ANNOTATION_CHARS:
+            self._refuse(f"an annotation of more than {MAX_ANNOTATION_CHARS:,} characters in quotes is not read")
+        try:
+            return ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return self._refuse(f"what stands in quotes is no type; these are fine: {TYPES_HERE}")
+
+    def _check_own(self, node: ast.AST) -> None:
+        """Refuse a name that means a field of the class in which it is used."""
+        for _ in range(MAX_DEPTH_LEVELS):
+            if not isinstance(node, ast.Attribute):
+                break
+            node = node.value
+        if isinstance(node, ast.Name) and node.id in self._own:
+            self._refuse(f"{node.id!r} stands for the field of that name here; another name of the field would be fine")
+
+    def _single(self, at: _At) -> _Read:
+        node = at.node
+        if isinstance(node, ast.Name | ast.Attribute):
+            return self._read_name(node, at.depth)
+        if isinstance(node, ast.Subscript):
+            self._check_own(node.value)
+            return self._subscripted(node, at.depth + 1)
+        return self._refuse(f"{_name_of_node(node)} is no type; these are fine: {TYPES_HERE}")
+
+    def _read_name(self, node: ast.Name | ast.Attribute, depth: int) -> _Read:
+        bound = self._bound(node)
+        what = bound.what
+        if what == "decimal.Decimal":
+            return _Read({"anyOf": [{"type": "number"}, {"type": "string"}]}, "decimal")
+        if what in PLAIN:
+            kind, schema = PLAIN[what]
+            return _Read(dict(schema), kind)
+        if what in LISTS | SETS | TUPLES:
+            return _Read({"type": "array", "items": {}, **_unique(what)}, "array")
+        if what in DICTS:
+            return _Read({"type": "object", "additionalProperties": True}, "object")
+        if what == TYPE:
+            return self._type_alias(bound.node, depth + 1)
+        if what == CLASS and bound.node.name in self._kinds:
+            return self._referred(bound.node.name, bound.node.name)
+        if what == CLASS and any(self._bound(base).what in ENUMS for base in bound.node.bases):
+            self._values(bound.node)
+            return self._referred(bound.node.name, LEFT_OUT)
+        return self._refuse(f"{_name_of_node(node)} is no type that is read here; these are: {TYPES_HERE}")
+
+    def _referred(self, name: str, shape: str) -> _Read:
+        self._refers.add(name)
+        return _Read({"$ref": f"#/$defs/{name}"}, "other", shape)
+
+    def _subscripted(self, node: ast.Subscript, depth: int) -> _Read:
+        what, items = self._bound(node.value).what, _items(node.slice)
+        if what == "typing.Literal":
+            return _Read(_enum(self._literals(items, depth)))
+        if what == "typing.Annotated":
+            return self._annotated(items, depth)
+        if what in TUPLES:
+            return self._tuple(items, depth)
+        if what in LISTS | SETS and len(items) == 1:
+            read = self._inner(items[0], depth)
+            if what in SETS and read.shape != LEFT_OUT:
+                self._refuse("schema classes do not go into a set; list[...] would be fine")
+            return _Read({"type": "array", "items": read.schema, **_unique(what)}, "array", _of("list[{}]", read.shape))
+        if what in DICTS and len(items) == 2:  # noqa: PLR2004 - key and value
+            return self._dict(items, depth)
+        return self._refuse(f"{_name_of_node(node)} is no type that is read here; these are: {TYPES_HERE}")
+
+    def _inner(self, node: ast.expr, depth: int) -> _Read:
+        """Return what an annotation inside of another one says."""
+        read = self._read(_At(node, depth))
+        if read.given:
+            self._refuse("only a field has a default or an alias, not what stands inside of its type")
+        return read
+
+    def _dict(self, items: Sequence[ast.expr], depth: int) -> _Read:
+        key = self._inner(items[0], depth)
+        if key.schema != {"type": "string"}:
+            self._refuse("the keys of an object are str; dict[str, ...] would be fine")
+        value = self._inner(items[1], depth)
+        schema = {"type": "object", "additionalProperties": value.schema or True}
+        return _Read(schema, "object", _of("dict[str, {}]", value.shape))
+
+    def _tuple(self, items: Sequence[ast.expr], depth: int) -> _Read:
+        if len(items) == 2 and isinstance(items[1], ast.Constant) and items[1].value is ...:  # noqa: PLR2004 - X, ...
+            read = self._inner(items[0], depth)
+            return _Read({"type": "array", "items": read.schema}, "array", _of("list[{}]", read.shape))
+        reads = [self._inner(item, depth) for item in items]
+        schema: dict[str, Any] = {"type": "array", "minItems": len(reads), "maxItems": len(reads)}
+        if reads:
+            schema["prefixItems"] = [read.schema for read in reads]
+        shapes = [read.shape for read in reads]
+        shape = LEFT_OUT if all(one == LEFT_OUT for one in shapes) else f"tuple[{', '.join(shapes)}]"
+        return _Read(schema, "other", shape)
+
+    def _annotated(self, items: Sequence[ast.expr], depth: int) -> _Read:
+        read = self._read(_At(items[0], depth)) if items else _Read({})
+        for node in items[1:]:
+            if not isinstance(node, ast.Call) or self._bound(node.func).what != "pydantic.Field":
+                self._refuse(
+                    f"Annotated[..., {_name_of_node(node)}] is not read; Annotated[..., Field(...)] would be fine"
+                )
+            read = self._with_field(read, node)
+        return read
+
+    def _type_alias(self, node: Any, depth: int) -> _Read:
+        """Return a reference to what a ``type`` statement says."""
+        name = node.name.id
+        if node.type_params:
+            self._refuse(f"{name!r} has type parameters, which are not read; an alias for each type would be fine")
+        if name not in self._definitions:
+            self._definitions[name] = None
+            refers, self._refers, left = self._refers, set(), self._left
+            read = self._inner(node.value, depth)
+            self._definitions[name] = self._defined(read.schema, frozenset(self._refers), left - self._left)
+            self._refers = refers
+            self._shapes[name] = read.shape
+        return self._referred(name, self._shapes.get(name, f"list[{UNENDING}]"))
+
+    # --- values
+
+    def _values(self, node: ast.ClassDef) -> dict[str, Any]:
+        """Return the members of an Enum, and define it."""
+        if node.name in self._enums:
+            return self._enums[node.name]
+        kept = self._line, self._where, self._own
+        self._line, self._where, self._own = node.lineno, f"class {node.name!r}", frozenset()
+        bases = tuple(self._bound(base).what for base in node.bases)
+        if bases not in OF_ENUMS or node.keywords or node.decorator_list:
+            self._refuse("this Enum is not read; one of Enum, StrEnum, IntEnum as its only base would be fine")
+        values: dict[str, Any] = {}
+        left = self._left
+        for at, statement in enumerate(node.body):
+            self._line = statement.lineno
+            self._take_value(statement, OF_ENUMS[bases], values, is_first=at == 0)
+        if not values:
+            self._refuse("an Enum without members takes no value; one with members such as `LOW = 'low'` would be fine")
+        first: dict[Any, Any] = {}
+        values = {
+            name: first.setdefault(value, value) for name, value in values.items()
+        }  # `1` and `True` are one member
+        schema = {**_description(node), **_type_of_values([*first]), "enum": [*first]}
+        if schema.get("type") == "null":
+            del schema["type"]
+        self._enums[node.name] = values
+        self._definitions[node.name] = self._defined(schema, frozenset(), left - self._left)
+        self._line, self._where, self._own = kept
+        return values
+
+    def _take_value(self, statement: ast.stmt, kind: type | None, values: dict[str, Any], *, is_first: bool) -> None:
+        match statement:
+            case ast.Pass():
+                pass
+            case ast.Expr(value=ast.Constant(value=str() as text)):
+                if is_first:
+                    self._spend_text(text)
+            case ast.Assign(targets=[ast.Name(id=name)]) if not name.startswith("_") and name not in values:
+                value = self._literal(_At(statement.value, 0))
+                if isinstance(value, list | dict) or (kind and type(value) is not kind):
+                    self._refuse(
+                        f"the value of {name!r} does not fit; a literal {kind.__name__ if kind else 'str or int'} would be fine"
+                    )
+                values[name] = value
+            case _:
+                self._refuse(f"{_name_of_node(statement)} is not read in an Enum; members such as `LOW = 'low'` are")
+
+    def _literals(self, items: Sequence[ast.expr], depth: int) -> list[Any]:
+        """Return the values of a ``Literal[...]``, those of others inside of it too, each once."""
+        found: dict[tuple[type, Any], Any] = {}
+        self._spend(len(items))
+        if len(items) > MAX_LITERAL_VALUES:
+            self._refuse(f"Literal[...] of more than {MAX_LITERAL_VALUES:,} values is not read; str would be fine")
+        left = [_At(item, depth) for item in reversed(items)]
+        while left:
+            at = left.pop()
+            node = at.node
+            if isinstance(node, ast.Name | ast.Attribute):
+                at = self._unwrapped(at)
+                node = at.node
+            if isinstance(node, ast.Subscript) and self._bound(node.value).what == "typing.Literal":
+                left.extend(_At(one, at.depth + 1) for one in reversed(_items(node.slice)))
+                continue
+            is_value = isinstance(node, ast.Constant | ast.UnaryOp)
+            value = self._literal(at) if is_value else NOTHING
+            if not isinstance(value, str | int | None):
+                self._refuse(
+                    f"Literal[...] holds texts, whole numbers, True, False and None, not {_name_of_node(node)}"
+                )
+            found.setdefault((type(value), value), value)
+        return list(found.values()) or self._refuse("Literal[...] holds at least one value")
+
+    def _literal(self, at: _At) -> Any:
+        """Return the JSON value that an expression writes out."""
+        self._spend()
+        node, depth = at.node, at.depth
+        if depth > MAX_DEPTH_LEVELS:
+            self._refuse(f"a value is nested more than {MAX_DEPTH_LEVELS} levels deep; fewer would be fine")
+        match node:
+            case ast.Constant(value=str() | bool() | int() | float() | None as value):
+                return self._scalar(value)
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float() as value)):
+                if not isinstance(value, bool):
+                    return self._scalar(-value if isinstance(node.op, ast.USub) else value)
+            case ast.List(elts=elts) | ast.Tuple(elts=elts):
+                return [self._literal(_At(one, depth + 1)) for one in elts]
+            case ast.Dict() if all(node.keys):
+                return self._written_out(node, depth + 1)
+            case ast.Name() | ast.Attribute():
+                return self._constant(node, depth)
+            case _:
+                pass
+        return self._refuse(
+            f"{_name_of_node(node)} is no value that can be read without running it; a literal would be fine"
+        )
+
+    def _written_out(self, node: ast.Dict, depth: int) -> dict[str, Any]:
+        names = [self._literal(_At(key, depth)) for key in node.keys if key]
+        if not all(isinstance(name, str) for name in names):
+            self._refuse("the keys of an object are texts")
+        return dict(zip(names, [self._literal(_At(one, depth)) for one in node.values], strict=True))
+
+    def _constant(self, node: ast.Name | ast.Attribute, depth: int) -> Any:
+        """Return the value of a constant of the file, or of a member of one of its Enums."""
+        self._check_own(node)
+        bound = self._bound(node)
+        if bound.what == ASSIGNED and not any(isinstance(one, ast.List | ast.Dict) for one in ast.walk(bound.node)):
+            return self._literal(_At(bound.node, depth + 1))
+        if isinstance(node, ast.Attribute):
+            owner = self._bound(node.value)
+            if owner.what == CLASS and any(self._bound(base).what in ENUMS for base in owner.node.bases):
+                values = self._values(owner.node)
+                if node.attr in values:
+                    return values[node.attr]
+        return self._refuse(
+            f"{_name_of_node(node)} is no constant of this file that can be read; a literal, or a name given one text, number or "
+            "tuple of them once, would be fine"
+        )
+
+    def _scalar(self, value: Any) -> Any:
+        if isinstance(value, str):
+            self._spend_text(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            self._refuse("a number without an end is no JSON; a finite one would be fine")
+        elif isinstance(value, int) and not MIN_INT <= value <= MAX_INT:
+            self._refuse("a number of more than 64 bits is not read; a smaller one would be fine")
+        return value
+
+    # --- bounds
+
+    def _spend(self, work: int = 1) -> None:
+        self._left -= work
+        if self._left < 0:
+            self._refuse("the schema classes of this file hold too much, their aliases written out; less would be fine")
+
+    def _spend_text(self, text: str) -> None:
+        self._spend(len(text) // CHARS_PER_PLACE)
+
+    def _defined(self, schema: dict[str, Any], refers: Iterable[str], size: int) -> _Definition:
+        try:
+            return _Definition(freeze_object(without_titles(_sorted(schema))), frozenset(refers), size + 1)
+        except DataError as error:
+            return self._refuse(f"it is no JSON: {error}; texts of whole characters would be fine")
+
+    def _refuse(self, why: str) -> NoReturn:
+        msg = f"{self._file}:{self._line}: {self._where}: {why}"
+        raise DefinitionError(msg)
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def _items(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple) else [node]
+
+
+def _valued(node: ast.ClassDef) -> Iterator[str]:
+    """Give the names that a class binds to values."""
+    for one in node.body:
+        if isinstance(one, ast.AnnAssign) and one.value is not None and isinstance(one.target, ast.Name):
+            yield one.target.id
+
+
+def _unique(what: str) -> dict[str, Any]:
+    return {"uniqueItems": True} if what in SETS else {}
+
+
+def _of(form: str, shape: str) -> str:
+    return shape if shape == LEFT_OUT else form.format(shape)
+
+
+def _either(shapes: Sequence[str]) -> str:
+    """Return the shape of a value that may have several."""
+    different = list(dict.fromkeys(one.removesuffix(" | None") for one in shapes))
+    null = " | None" if any(one.endswith(" | None") for one in shapes) else ""
+    return LEFT_OUT if different == [LEFT_OUT] else " | ".join(different) + null
+
+
+def _any_of(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the schema of what fits one of several, each once."""
+    flat = [one for schema in schemas for one in (schema["anyOf"] if schema.keys() == {"anyOf"} else [schema])]
+    members = _each_once(flat, key=repr)  # `1` and `True` are equal, and not the same in JSON
+    return members[0] if len(members) == 1 else {"anyOf": members}
+
+
+def _each_once(values: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
+    """Return the first of those that have a key in common, for each key."""
+    found: dict[Any, Any] = {}
+    for value in values:
+        found.setdefault(key(value), value)
+    return list(found.values())
+
+
+def _type_of_values(values: Sequence[Any]) -> dict[str, Any]:
+    types = {type(value) for value in values}
+    return {"type": JSON_TYPES[types.pop()]} if len(types) == 1 else {}
+
+
+def _enum(values: Sequence[Any]) -> dict[str, Any]:
+    return {**({"const": values[0]} if len(values) == 1 else {"enum": [*values]}), **_type_of_values(values)}
+
+
+def _description(node: ast.ClassDef) -> dict[str, Any]:
+    text = ast.get_docstring(node, clean=False)
+    return {"description": inspect.cleandoc(text)} if text else {}
+
+
+def _object(node: ast.ClassDef, fields: Mapping[str, _ClassField], *, extra: bool | None) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", **_description(node)}
+    schema["properties"] = {field.alias or name: field.schema for name, field in fields.items()}
+    if required := [field.alias or name for name, field in fields.items() if field.is_required]:
+        schema["required"] = required
+    if extra is not None:
+        schema["additionalProperties"] = extra
+    return schema
+
+
+def _sorted(value: Any, above: str = "") -> Any:
+    """Return a schema in the order in which pydantic writes it."""
+    if isinstance(value, list):
+        return [_sorted(one, above) for one in value]
+    if not isinstance(value, dict):
+        return value
+    names = value if above in {"properties", "default"} else sorted(value)
+    return {name: _sorted(value[name], name) for name in names}
+
+
+def _name_of_node(node: ast.AST) -> str:
+    """Return what something is called in a message, without its text, which may be of any length."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        return repr(".".join([node.id, *reversed(parts)])[:100])
+    if isinstance(node, ast.Call):
+        return f"a call of {node.func.id[:100]!r}" if isinstance(node.func, ast.Name) else "a call"
+    if isinstance(node, ast.Subscript):
+        return f"{node.value.id[:100]!r}[...]" if isinstance(node.value, ast.Name) else "what has brackets"
+    if isinstance(node, ast.Constant):
+        return repr(node.value)[:100] if not isinstance(node.value, int) else "a number"
+    return "an f-string" if isinstance(node, ast.JoinedStr) else type(node).__name__

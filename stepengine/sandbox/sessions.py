@@ -1,0 +1,765 @@
+"""
+Where programs run: a worker process of Monty, which has no files, network, environment, clock or chance of the host.
+
+A session goes on until its program waits, and says for which calls; it is told what came of them. Sessions of programs that only
+wait give their workers back when others need one: what they were told is kept, and a new session is told it again, which comes to
+the same place since a program is a pure function of its text and its answers. What calls mean stands in ``running``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
+
+from attrs import frozen
+
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.sandbox.check_workers import STOPPED, CheckWorkers, StopSignal
+from stepengine.sandbox.checking import CheckedProgram, checked_by_monty
+from stepengine.sandbox.crossing import TooManyBytes, argument_size
+from stepengine.sandbox.stubs import ALIASES, Stubs
+from stepengine.workspace.after_fork import Lock
+
+__all__ = (
+    "PRINTED",
+    "CallAnswer",
+    "MontySandbox",
+    "ProgramCall",
+    "ProgramEnded",
+    "ProgramRaised",
+    "ProgramSession",
+    "ProgramWaiting",
+    "Sandbox",
+    "Turn",
+)
+
+PRELUDE = "".join([f"{name} = {own}\n" for name, own in ALIASES.items()])
+"""Monty has no exception classes of one's own: what a failed tool raises has a name nevertheless."""
+SLEEP = "asyncio.sleep"
+NAME = "program.py"
+UNLIMITED_SUSPENSIONS = 2**31
+"""The sandbox wants a number; calls of a program are counted one by one instead."""
+LOOK_SECONDS = 1.0
+"""Showing a variable takes microseconds; a class of the program could make it endless."""
+GRACE_SECONDS = 0.5
+"""After the limit of a check its worker is killed, which does not look at the time while it reads."""
+SHOWN_CHARS = 200
+"""Two lines for each variable: enough to recognize its value."""
+MODULE = "<module "
+TURN, SMALL = 500, 16
+"""For how many characters a turn counts, which takes as long as so many, and a number or a list."""
+MOST_TOLD = 1_000_000
+"""Characters that a session may have been told before it goes on from what it holds; so it is not told all of its past for ever."""
+MOST_CHECKED = 64
+"""How many programs that were looked at are known again, as one is that goes on after somebody was waited for."""
+FILE = "<python-input-2>"
+"""What the sandbox calls the third text that it is fed; see ``open_handler``."""
+HOST = "_se_host"
+"""The function of a session that the host answers at once."""
+PRINTED = "printed"
+"""What ends a program that prints too much; no name of a class."""
+
+CROSSED = "crossed"
+"""What ends a handler for which too many bytes cross; no name of a class."""
+
+
+class ProgramCall(NamedTuple):
+    """
+    A call that a program made; *name* is ``"asyncio.sleep"`` for a wait, whose first argument is its seconds.
+
+    With *is_cut* it has no arguments any more: those of all calls of the turn have more bytes than the program may use.
+    """
+
+    id: int
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    line: int
+    is_cut: bool = False
+
+
+class CallAnswer(NamedTuple):
+    """What came of a call: its value, or with *error* the name of the exception that it raises there, and its words."""
+
+    value: Any = None
+    error: str = ""
+
+
+@frozen
+class ProgramWaiting:
+    """
+    A program that goes on when it is told what came of calls.
+
+    Attributes:
+        calls: Those that it made since it was told something, in the order in which it made them.
+        line: Where it waits.
+    """
+
+    calls: tuple[ProgramCall, ...]
+    line: int
+
+
+@frozen
+class ProgramEnded:
+    """
+    A program that came to its end.
+
+    Attributes:
+        value: The value of its last line.
+        unawaited: The calls that it made and did not wait for.
+    """
+
+    value: Any
+    unawaited: tuple[ProgramCall, ...] = ()
+
+
+@frozen
+class ProgramRaised:
+    """
+    A program that ended with an exception.
+
+    Attributes:
+        kind: The name of its class.
+        text: What Python prints of it.
+        line: Where, from 1; 0 where nobody knows.
+        is_fatal: Whether the session cannot be used any more.
+    """
+
+    kind: str
+    text: str
+    line: int
+    is_fatal: bool = False
+
+
+Turn = ProgramWaiting | ProgramEnded | ProgramRaised
+
+
+BEFORE = datetime.fromtimestamp(0, UTC)
+"""What the clock says before any program; nobody looks at it then."""
+GONE = ProgramRaised("", STOPPED, 0, is_fatal=True)
+OVER = ProgramRaised("TimeoutError", "TimeoutError", 0, is_fatal=True)
+"""Its words say nothing of how long it took: no replay takes as long."""
+
+
+Host: TypeAlias = Callable[[Sequence[Any]], "CallAnswer"]
+
+
+class ProgramSession(Protocol):
+    """One program after the other, whose variables live on."""
+
+    printed: str
+    """What the program printed since it began."""
+
+    def feed(self, code: str, now: datetime) -> Turn:
+        """Begin a program; *now* is what its clock says."""
+
+    def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> Turn:
+        """Go on with what came of calls, by their ids."""
+
+    def close(self) -> None:
+        """End it, from any thread; what runs in it ends as ``ProgramRaised``."""
+
+
+class Sandbox(Protocol):
+    """What makes sessions."""
+
+    @property
+    def name(self) -> str:
+        """Its name and version, as it stands in a record; asking for it raises ``DefinitionError`` where it is not installed."""
+
+    def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
+        """
+        Check a program, before any of it runs, as only the sandbox can.
+
+        Args:
+            code: The program.
+            stubs: The functions that it has.
+            known: The names that programs before it have left.
+            stop: Ends the check from another thread.
+
+        Raises:
+            ToolError: when it was stopped, and when there is no worker.
+        """
+
+    def open(
+        self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
+    ) -> ProgramSession:
+        """
+        Return a new session.
+
+        Args:
+            functions: The names of what its programs may call.
+            seconds: How long a program may compute between two waits.
+            memory: How many bytes it may use.
+            printed: How many bytes it may print.
+            seed: Where its chance begins.
+
+        Raises:
+            ToolError: when there is none.
+        """
+
+
+class MontySandbox:
+    """
+    Sessions in worker processes of Monty; one such object is enough for a process.
+
+    Args:
+        workers: How many there may be at a time; by default as many as there are processors, from 2 to 8.
+
+    Attributes:
+        monty: The package; asking for it raises ``DefinitionError`` where it is not installed.
+        checks: The workers that check programs, apart from those that run them.
+    """
+
+    _process: ClassVar[int] = 0
+    """Where the package began its threads, which are those of all sandboxes; a forked child has none of them."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self._most = workers or min(8, max(2, os.cpu_count() or 2))
+        self._pool: Any = None
+        self.checks = CheckWorkers(self._check_pool, self._most)
+        self._checking = Lock()
+        self._checked: dict[tuple[str, str, frozenset[str]], CheckedProgram] = {}
+        self._changed = threading.Condition()
+        self._seats: list[_SessionWorker] = []  # the one that waits for longest first
+
+    @cached_property
+    def monty(self) -> Any:
+        """The package."""
+        try:
+            import pydantic_monty
+        except ImportError as error:
+            msg = "programs need the package pydantic-monty: pip install 'stepengine[programs]'"
+            raise DefinitionError(msg) from error
+        return pydantic_monty
+
+    @property
+    def name(self) -> str:
+        """Its name and version, as it stands in a record."""
+        return f"monty/{self.monty.__version__}"
+
+    def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
+        """Check a program in a worker of its own, which has none of the programs that wait."""
+        self._check_process()
+        asked = (code, stubs.text, frozenset(known))
+        # Held for the table alone: a check under a lock would let the programs of every engine wait for the slowest.
+        with self._checking:
+            checked = self._checked.get(asked)
+        if checked is None:
+            checked = checked_by_monty(partial(self.checks.checkout, stop), code, stubs, known)
+        if checked.is_whole:
+            with self._checking:
+                self._checked.pop(asked, None)
+                self._checked[asked] = checked  # the last one is the youngest
+                if len(self._checked) > MOST_CHECKED:
+                    del self._checked[next(iter(self._checked))]
+        return checked
+
+    def open(
+        self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
+    ) -> ProgramSession:
+        """Return a new session; where every worker is taken, one whose program waits is taken from it."""
+        limits = {
+            "max_turn_duration_secs": seconds,
+            "max_memory": memory,
+            "max_suspensions": UNLIMITED_SUSPENSIONS,  # of a session, which lives for many programs; their calls are counted one by one
+        }
+        return _MontySession(self, functions, limits, printed, seed)
+
+    def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> ProgramSession:
+        """
+        Return a new session for a handler; the arguments are those of ``open``, and *host* answers calls of ``_se_host`` at once.
+
+        A ``TooManyBytes`` that *host* raises ends the session.
+
+        It is fed three times: what stands between handler and host, the file, and the call of the handler. Lines are the file's.
+        """
+        limits = {"max_turn_duration_secs": seconds, "max_memory": memory, "max_suspensions": UNLIMITED_SUSPENSIONS}
+        return _MontySession(self, (), limits, printed, seed, host=host)
+
+    def seat(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
+        """Return a worker for a turn; ``leave`` gives it back, ``rest`` lets others have it when they need one."""
+        self._check_process()
+        with self._changed:
+            while True:
+                if is_closed():
+                    raise ToolError(STOPPED)
+                if self._pool is None:
+                    self._pool = self._monty_pool(self._most)
+                if len(self._seats) < self._most:
+                    break
+                idle = next((seat for seat in self._seats if not seat.is_busy), None)
+                if idle is not None:
+                    self._seats.remove(idle)
+                    idle.end()
+                else:
+                    self._changed.wait(1.0)
+            seat = _SessionWorker(self._pool.checkout(**checkout))
+            self._seats.append(seat)
+        try:
+            seat.begin()
+        except BaseException as error:
+            self.leave(seat)
+            if not isinstance(error, self.monty.MontyError):
+                raise
+            msg = f"no worker could be started for a program: {error}"
+            raise ToolError(msg) from None
+        return seat
+
+    @property
+    def _is_forked(self) -> bool:
+        # Asked before any lock is taken: that of a parent may be held in a child for ever.
+        return MontySandbox._process not in {0, os.getpid()}
+
+    def _check_process(self) -> None:
+        MontySandbox._process = MontySandbox._process or os.getpid()
+        if self._is_forked:
+            msg = "programs cannot run in a process that was forked after another program had run; begin a new one"
+            raise ToolError(msg)
+
+    def _monty_pool(self, most: int) -> Any:
+        pool = self.monty.Monty(max_processes=most)
+        pool.__enter__()
+        return pool
+
+    def _check_pool(self, most: int, seconds: float) -> Any:
+        pool = self.monty.Monty(max_processes=most, checkout_timeout=seconds, turn_duration_limit_grace=GRACE_SECONDS)
+        pool.__enter__()
+        return pool
+
+    def close(self) -> None:
+        """End the workers; the next program starts new ones. In a forked child they are the parent's, and stay."""
+        if self._is_forked:
+            return
+        with self._changed:
+            pool, self._pool = self._pool, None
+            seats, self._seats = self._seats, []
+        for seat in seats:
+            seat.end()
+        if pool is not None:
+            pool.__exit__(None, None, None)
+        self.checks.close()
+
+    def take(self, seat: _SessionWorker) -> bool:
+        """Return whether a session still has its worker, alive, and has it for a turn from now on."""
+        self._check_process()
+        with self._changed:
+            if seat not in self._seats:
+                return False
+            seat.is_busy = True
+        if seat.is_alive:
+            return True
+        self.leave(seat)
+        return False
+
+    def stop(self, seat: _SessionWorker | None) -> None:
+        """
+        End the turn of a worker, from any thread: whoever drives it hears that it has crashed. One at rest is given back.
+
+        Whoever waits for one, as ``None`` says, looks again whether it still wants it.
+        """
+        if self._is_forked:
+            return
+        with self._changed:
+            # One that was taken away serves another program by now.
+            is_busy = seat is not None and seat in self._seats and seat.is_busy
+            if seat is not None and is_busy:
+                seat.kill()
+            self._changed.notify_all()
+        if seat is not None and not is_busy:
+            self.leave(seat)
+
+    def rest(self, seat: _SessionWorker) -> None:
+        """Keep a worker for a program that waits, as long as nobody else needs it."""
+        if self._is_forked:
+            return
+        with self._changed:
+            seat.is_busy = False
+            if seat in self._seats:
+                self._seats.remove(seat)
+                self._seats.append(seat)
+            self._changed.notify()
+
+    def leave(self, seat: _SessionWorker) -> None:
+        """Give a worker back."""
+        if self._is_forked:
+            return
+        with self._changed:
+            if seat not in self._seats:  # whoever took it away has ended it
+                return
+            self._seats.remove(seat)
+            self._changed.notify()
+        seat.end()
+
+
+class _SessionWorker:
+    """A worker that serves one session."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.is_busy = True
+        self.pid = 0
+
+    def begin(self) -> None:
+        self.session.__enter__()
+        self.pid = self.session.worker_pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker has not ended; one that rested may have been killed, for example for lack of memory."""
+        if not hasattr(os, "waitid"):
+            return True
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+
+    def kill(self) -> None:
+        """Kill the worker."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+            os.kill(self.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        with contextlib.suppress(Exception):  # a worker that has crashed already
+            self.session.__exit__(None, None, None)
+
+
+class _Told(NamedTuple):
+    """A program of a session, what it was told at which time, and what the host said at once."""
+
+    code: str
+    now: datetime
+    answers: list[tuple[Mapping[int, CallAnswer], datetime]]
+    said: list[CallAnswer]
+
+
+class _MontySession:
+    def __init__(
+        self,
+        sandbox: MontySandbox,
+        functions: Collection[str],
+        limits: Mapping[str, Any],
+        printed: int,
+        seed: int,
+        *,
+        host: Host | None = None,
+    ) -> None:
+        self._host = host
+        self._telling: _Told | None = None
+        self._heard = 0
+        self._functions = {name: _stand_in(name) for name in functions}
+        self._most_printed = printed
+        self._most_argued: int = limits["max_memory"]
+        self._seconds: float = limits["max_turn_duration_secs"]
+        self._sandbox = sandbox
+        self._checkout = {
+            "script_name": NAME,
+            "limits": dict(limits),
+            "os_policy": {"datetime": "call_host", "sleep": "call_host", "random_start": {"seed": seed}},
+        }
+        self._seat: _SessionWorker | None = None
+        self._lock = Lock()
+        self._is_closed = False
+        self._snapshot: Any = None
+        self._told: list[_Told] = []
+        self._weight = 0
+        self._base: bytes | None = None  # what it held before the programs of `_told`
+        self._output: Any = None
+        self._waits = False
+        self.printed = ""
+
+    def feed(self, code: str, now: datetime) -> Turn:
+        def begin(seat: _SessionWorker) -> Turn:
+            told = _Told(code, now, [], [])
+            self._told.append(told)
+            self._weight += len(code) + TURN
+            return self._fed(seat, told)
+
+        return self._turn(begin)
+
+    def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> Turn:
+        def go_on(_: _SessionWorker) -> Turn:
+            self._told[-1].answers.append((answers, now))
+            self._weight += sum([_weight(answer.value) for answer in answers.values()], TURN)
+            return self._resume_with(answers, now)
+
+        return self._turn(go_on)
+
+    def variables(self, names: Sequence[str]) -> dict[str, str]:
+        """
+        Return what variables hold, modules apart, as texts of at most 200 characters; nothing while a program waits.
+
+        A copy of the session is asked, so that nothing changes for the programs to come, not even what they are called in errors.
+
+        Raises:
+            ToolError: when there is no worker.
+        """
+        if self._waits:
+            return {}
+        seat, lost = self._at_hand()
+        try:
+            if lost is not None:
+                raise ToolError(lost.text)
+            copied = seat.session.dump()
+        finally:
+            self._sandbox.rest(seat)
+        limits: Any = self._checkout["limits"]
+        checkout = {**self._checkout, "limits": {**limits, "max_turn_duration_secs": LOOK_SECONDS}}
+        copy = self._sandbox.seat(checkout, lambda: self._is_closed)
+        try:
+            copy.session.load_session(copied)
+            return self._looked_at(copy.session, names)
+        finally:
+            self._sandbox.leave(copy)
+
+    def _looked_at(self, session: Any, names: Sequence[str]) -> dict[str, str]:
+        monty, found = self._sandbox.monty, dict[str, str]()
+        for name in names:
+            found[name] = "<cannot be shown>"
+            try:
+                came = session.feed_start(f"repr({name})[:{SHOWN_CHARS}]")
+            except monty.MontyCrashedError:
+                break
+            except monty.MontyError:
+                continue
+            if not isinstance(came, monty.MontyComplete):  # its ``__repr__`` calls a tool
+                break
+            found[name] = str(came.output)
+        return {name: text for name, text in found.items() if not text.startswith(MODULE)}
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            seat = self._seat
+        self._sandbox.stop(seat)
+
+    # --- the worker ---------------------------------------------------------------------------------------------------
+
+    def _turn(self, do: Callable[[_SessionWorker], Turn]) -> Turn:
+        """Have a turn on the worker, which is there for others afterwards, however that ends."""
+        turn: Turn | None = None
+        try:
+            seat, turn = self._at_hand()
+            if turn is None:
+                turn = do(seat)
+            self._waits = isinstance(turn, ProgramWaiting)
+        finally:
+            if self._seat is not None:
+                leaves = turn is None or self._is_condensed(self._seat, turn)
+                (self._sandbox.leave if leaves else self._sandbox.rest)(self._seat)
+        if self._is_closed or (isinstance(turn, ProgramRaised) and turn.is_fatal):
+            self.close()  # also where it was closed behind its end: nobody goes on with it
+        return turn
+
+    def _at_hand(self) -> tuple[_SessionWorker, ProgramRaised | None]:
+        seat = self._seat
+        return (seat, None) if seat is not None and self._sandbox.take(seat) else self._seated()
+
+    def _seated(self) -> tuple[_SessionWorker, ProgramRaised | None]:
+        """
+        Return another worker that was told what the one before was, and what went wrong with that.
+
+        A worker that was given to somebody else, or has ended while it rested, is replaced so.
+        """
+        seat = self._sandbox.seat(self._checkout, lambda: self._is_closed)
+        with self._lock:
+            self._seat = seat
+            is_closed = self._is_closed
+        turn = GONE if is_closed else self._going(lambda: self._open_seat(seat), BEFORE)
+        for told in self._told:
+            for given, at in [(None, told.now), *told.answers]:
+                if isinstance(turn, ProgramRaised) and turn.is_fatal:
+                    return seat, self._not_again(turn)
+                turn = self._fed(seat, told) if given is None else self._resume_with(given, at)
+        return seat, self._not_again(turn) if isinstance(turn, ProgramRaised) and turn.is_fatal else None
+
+    def _open_seat(self, seat: _SessionWorker) -> Any:
+        if self._base is None:
+            return seat.session.feed_start(PRELUDE)
+        seat.session.load_session(self._base)
+        return None
+
+    def _not_again(self, turn: ProgramRaised) -> ProgramRaised:
+        if self._is_closed:
+            return turn
+        said = f"the variables of earlier programs could not be brought back, since one of these did not end again: {turn.text}"
+        return ProgramRaised(turn.kind, said, 0, is_fatal=True)
+
+    def _is_condensed(self, seat: _SessionWorker, turn: Turn) -> bool:
+        """
+        Keep what the session holds in the place of what it was told; return whether that went well.
+
+        It goes on from there at once, and not only where its worker is taken from it: objects stand at other addresses then, which
+        a program can see. When that happens depends on what it was told alone, so it is the same in every process.
+        """
+        if (
+            self._weight <= MOST_TOLD
+            or isinstance(turn, ProgramWaiting)
+            or (isinstance(turn, ProgramRaised) and turn.is_fatal)
+        ):
+            return False
+        try:
+            self._base = seat.session.dump()
+        except self._sandbox.monty.MontyError:
+            return False
+        self._told, self._weight = [], 0
+        return True
+
+    def _fed(self, seat: _SessionWorker, told: _Told) -> Turn:
+        monty = self._sandbox.monty
+        self._telling, self._heard = told, 0
+        self._output = monty.CollectString(self._most_printed)
+        return self._going(lambda: seat.session.feed_start(told.code, print_callback=self._output), told.now)
+
+    def _resume_with(self, answers: Mapping[int, CallAnswer], now: datetime) -> Turn:
+        settled = {id_: _settled(answers[id_]) for id_ in sorted(answers)}
+        return self._going(lambda: self._snapshot.resume(settled), now)
+
+    def _going(self, begin: Any, now: datetime) -> Turn:
+        """Go on until the program waits or ends."""
+        try:
+            return self._until_turn(begin, now)
+        except TooManyBytes as error:
+            return ProgramRaised(CROSSED, str(error), 0, is_fatal=True)
+
+    def _until_turn(self, begin: Any, now: datetime) -> Turn:
+        monty, calls = self._sandbox.monty, list[ProgramCall]()
+        self._argued = 0
+        # The sandbox's own clock begins anew with everything that it asks the host for, if only the time.
+        until = time.monotonic() + self._seconds
+        try:
+            snapshot = begin()
+            while True:
+                if snapshot is None:
+                    return ProgramEnded(None)
+                if isinstance(snapshot, monty.MontyComplete):
+                    return ProgramEnded(snapshot.output, tuple(calls))
+                if isinstance(snapshot, monty.FutureSnapshot):
+                    self._snapshot = snapshot
+                    return ProgramWaiting(tuple(calls), self._line(snapshot.position))
+                if time.monotonic() > until:
+                    return OVER
+                snapshot = self._step(snapshot, calls, now)
+        except monty.MontyCrashedError as error:
+            kind = "TimeoutError" if getattr(error, "timed_out", False) else "MemoryError"
+            return ProgramRaised(kind, f"the sandbox of the program ended: {error}", 0, is_fatal=True)
+        except monty.MontyError as error:
+            return self._raised(error)
+        finally:
+            self.printed = self._output.output if self._output is not None else ""
+
+    def _step(self, snapshot: Any, calls: list[ProgramCall], now: datetime) -> Any:
+        monty = self._sandbox.monty
+        if isinstance(
+            snapshot, monty.NameLookupSnapshot
+        ):  # a function as a value, such as `f = price`; else there is no such name
+            known = self._functions.get(snapshot.variable_name)
+            return snapshot.resume() if known is None else snapshot.resume(value=known)
+        name = str(snapshot.function_name)
+        if snapshot.is_os_function and name != SLEEP:
+            clock = _clock(name, snapshot.args, now)
+            return snapshot.resume_not_handled() if clock is None else snapshot.resume({"return_value": clock})
+        if name == HOST and self._host is not None:
+            return snapshot.resume(_settled(self._answer_at_once(snapshot.args)))
+        calls.append(self._call(snapshot, name))
+        return snapshot.resume({"future": ...})
+
+    def _call(self, snapshot: Any, name: str) -> ProgramCall:
+        """Return a call of the program; each has its own copy of its arguments in this process, so their bytes are limited."""
+        args, kwargs, line = snapshot.args, snapshot.kwargs, self._line(snapshot.position)
+        most = self._most_argued
+        self._argued += argument_size(args) + argument_size(kwargs)
+        if self._argued <= most:
+            return ProgramCall(snapshot.call_id, name, args, kwargs, line)
+        if self._host is not None:
+            msg = f"more than {most:,} bytes were given to calls at once"
+            raise TooManyBytes(msg)
+        return ProgramCall(snapshot.call_id, name, (), {}, line, is_cut=True)
+
+    def _answer_at_once(self, args: Sequence[Any]) -> CallAnswer:
+        """Return what the host says at once: what it said, where a session is told again what it was told."""
+        said = cast("_Told", self._telling).said
+        if self._heard == len(said):
+            answer = cast("Host", self._host)(args)
+            said.append(answer)
+            self._weight += _weight(answer.value)
+        self._heard += 1
+        return said[self._heard - 1]
+
+    def _line(self, position: Any) -> int:
+        if self._host is not None:
+            if position.filename != FILE or len(self._told) < 2:  # noqa: PLR2004 - see `open_handler`
+                return 0
+            return self._told[1].code.encode()[: position.start].count(b"\n") + 1
+        text = self._told[-1].code.encode()[: position.start] if self._told else b""
+        return text.count(b"\n") + 1
+
+    def _raised(self, error: Any) -> ProgramRaised:
+        inner = error.exception()
+        kind = type(inner).__name__
+        frames = error.traceback() if hasattr(error, "traceback") else []
+        text = error.display() if hasattr(error, "display") else str(error)
+        is_fatal = kind in {"TimeoutError", "MemoryError", "RecursionError"} and not frames
+        if self._host is not None and not is_fatal:
+            frames, text = [frame for frame in frames if frame.filename == FILE], str(inner)
+        if kind == "MemoryError" and f"> {self._most_printed} bytes" in text:
+            kind = PRINTED
+        if is_fatal and kind == "TimeoutError":
+            return OVER
+        return ProgramRaised(kind, text, frames[-1].line if frames else 0, is_fatal=is_fatal)
+
+
+RAISED: Mapping[str, type[BaseException]] = {
+    kind.__name__: kind
+    for kind in (
+        FileExistsError, FileNotFoundError, IsADirectoryError, KeyboardInterrupt, NameError, NotADirectoryError, OSError,
+        PermissionError, SystemExit, TimeoutError, TypeError, ValueError,
+    )
+}  # fmt: skip
+"""What the host may raise there, by name."""
+
+
+def _weight(value: object) -> int:
+    """Return about how many characters a value has that a program is told: the same number wherever it is told that."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum([len(key) + _weight(inner) for key, inner in value.items()], SMALL)
+    return sum(map(_weight, value), SMALL) if isinstance(value, list) else SMALL
+
+
+def _stand_in(name: str) -> Callable[..., Any]:
+    """Return what stands for a function inside: a call of it is a call of that name."""
+
+    def function(*_: object, **__: object) -> None:
+        raise RuntimeError(name)
+
+    function.__name__ = name
+    return function
+
+
+def _settled(answer: CallAnswer) -> dict[str, Any]:
+    if not answer.error:
+        return {"return_value": answer.value}
+    return {"exception": RAISED.get(answer.error, RuntimeError)(answer.value)}
+
+
+def _clock(name: str, args: Sequence[Any], now: datetime) -> Any:
+    """Return what a clock of the program says: the recorded time of its run, which a replay has, too; ``None`` for no clock."""
+    if name == "datetime.now":
+        zone = args[0] if args else None
+        return now.replace(tzinfo=None) if zone is None else now.astimezone(zone)
+    if name == "date.today":
+        return now.date()
+    if name == "time.time_ns":
+        return int(now.timestamp() * 1e9)
+    if name.startswith("time.") and name != "time.sleep":
+        return now.timestamp()
+    return None

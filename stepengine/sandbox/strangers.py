@@ -1,0 +1,1213 @@
+"""
+Handlers that may not be trusted: an agent file of a stranger, or one that a model wrote, runs in the sandbox and is never imported.
+
+The handler of such an agent is a generator here, which asks the sandbox for turns and yields what the handler yields there: the engine
+knows no difference. What it yields comes out as names and JSON, and is read as foreign text is; what it is sent goes in as JSON. A turn
+is done off the event loop, has limits of time and memory, and is ended at once when its run is stopped. A run that goes on in another
+process, or is replayed, runs the handler again, as with any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import linecache
+import math
+import threading
+import zlib
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
+
+import attrs
+from attrs import frozen
+
+from stepengine import errors
+from stepengine.data import yields as y
+from stepengine.data.alike import list_names
+from stepengine.data.codec import to_json
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import Compute
+from stepengine.data.hooks import StepContext
+from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, freeze, mended, thaw
+from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
+from stepengine.data.models import ModelReply, ModelSettings, Thinking
+from stepengine.data.programs import RunsProgram, set_in_sandbox
+from stepengine.data.state import AgentState, ChildResult, Waited
+from stepengine.data.waiting import ChildRef
+from stepengine.errors import BadYield, DefinitionError, HandlerError, LimitReached, StepEngineError, ToolError
+from stepengine.machine.author import MAX_CLOSE_ATTEMPTS
+from stepengine.sandbox.crossing import ByteBudget, TooManyBytes
+from stepengine.sandbox.prelude import ERRORS, PRELUDE
+from stepengine.sandbox.rewriting import AgentText, rewritten
+from stepengine.sandbox.running import ProgramLimits, check_bounds, shared_sandbox
+from stepengine.sandbox.schemas import SchemaClass
+from stepengine.sandbox.sessions import (
+    BEFORE,
+    PRINTED,
+    CallAnswer,
+    MontySandbox,
+    ProgramEnded,
+    ProgramRaised,
+    ProgramSession,
+    ProgramWaiting,
+    Turn,
+)
+from stepengine.workspace.after_fork import Lock
+
+__all__ = ("agents_of_source", "load_file")
+
+NAME = "<agent>"
+LIMITS = ProgramLimits()
+CLOSE_SECONDS = 1.0
+"""A handler's `finally` blocks have this long; then its worker is ended."""
+MAX_NOTES = 1_000
+"""Of lines for the log, and what is notified, in one turn."""
+MAX_DRAWN_PLACES = 100_000
+"""Places of a list that the host draws at once: it makes the list of them."""
+MAX_AGENTS = 200
+"""More than a person looks through; each of them is read from a file that nobody has looked at."""
+MAX_KEY_CHARS = 1_000
+"""Characters of a key that an error tells of."""
+ASKS = {"_se_yield": "yield", "_se_from": "yield from", "_se_bare": "bare"}
+BEGIN = "".join([f"{name} = {own}\n" for name, own in ERRORS.items()]) + PRELUDE
+OURS: Mapping[str, type[StepEngineError]] = {
+    own: getattr(errors, name)
+    for name, own in ERRORS.items()
+    if own.isidentifier() and issubclass(getattr(errors, name, int), StepEngineError) and name != "ToolNotAvailable"
+}
+"""The sandbox's exception -> ours that it stands for; what fits two is the first of them."""
+THEIRS: tuple[tuple[type[BaseException], str], ...] = tuple(
+    [
+        (getattr(errors, name), own)
+        for name, own in reversed(ERRORS.items())
+        if own.isidentifier() and hasattr(errors, name)
+    ]
+)
+"""Our exceptions, the narrower ones first, and what stands for them there."""
+KEPT_FILES = 64
+"""A process works with a few files; each holds what its agents are."""
+
+_LOADED: dict[tuple[str, str], tuple[AgentDefinition, ...]] = {}
+_LOCK = Lock()
+
+
+# --- definitions ------------------------------------------------------------------------------------------------------
+
+
+def load_file(path: Path) -> tuple[AgentDefinition, ...]:
+    """
+    Return the agents of a file, whose handlers run in the sandbox; it is not imported.
+
+    Raises:
+        DefinitionError: naming file and line, for what cannot be run so, and when the extra ``programs`` is not installed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        msg = f"there is no agent file {str(path)!r}"
+        raise DefinitionError(msg) from None
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{path}: cannot be read: {error}"
+        raise DefinitionError(msg) from error
+    # Loaded once, as a module is: who asks twice has the same agents.
+    key = str(path), text
+    with _LOCK:
+        known = _LOADED.pop(key, None)
+    found = known or agents_of_source(text, file=str(path))
+    with _LOCK:
+        _LOADED[key] = found
+        while len(_LOADED) > KEPT_FILES:
+            del _LOADED[next(iter(_LOADED))]
+    return found
+
+
+def agents_of_source(
+    text: str,
+    *,
+    file: str = NAME,
+    limits: ProgramLimits = LIMITS,
+    sandbox: MontySandbox | None = None,
+) -> tuple[AgentDefinition, ...]:
+    """
+    Return the agents that a text defines, as ``agent = AgentDefinition(...)`` or ``agents = [...]``; nothing of it runs outside of the sandbox.
+
+    Its handlers may yield everything that a handler may but ``Perform``, and have the tools that the host gives their agents by name.
+
+    Args:
+        text: The text of an agent file, at most 64 KiB.
+        file: What it is called in messages.
+        limits: What each turn of its handlers may use; ``calls`` counts nothing here.
+        sandbox: Where they run; by default Monty, in worker processes that all programs of this process share.
+
+    Raises:
+        DefinitionError: naming file and line, for what cannot be run so, and when the extra ``programs`` is not installed.
+    """
+    known = rewritten(text, file)
+    if not known.holds:
+        msg = f"{file}:1: expected `agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
+        raise DefinitionError(msg)
+    home = sandbox or _monty()
+    session = home.open_handler(_no_host, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=0)
+    try:
+        _begin(session, known, BEFORE, limits)
+        turn = session.feed(known.holds, BEFORE)
+        value = _value_of_end(turn, known, limits)
+        check_bounds(value, limits.value)
+    except (ToolError, ValueError) as error:
+        msg = f"{file}:{known.line}: {error}"
+        raise DefinitionError(msg) from error
+    finally:
+        session.close()
+    return _Definitions(known, limits, home).read(value)
+
+
+def _monty() -> MontySandbox:
+    sandbox = shared_sandbox()
+    sandbox.monty  # noqa: B018 - raises where it is not installed
+    return sandbox
+
+
+def _begin(session: ProgramSession, known: AgentText, now: datetime, limits: ProgramLimits) -> None:
+    """Feed a session what stands before the handler, and its file."""
+    fields = {
+        name: {
+            "order": _fields_of(one),
+            "required": [
+                name for name in _fields_of(one) if one.aliases.get(name, name) in one.json_schema.get("required", ())
+            ],
+            "defaults": thaw(one.defaults),
+            "models": {name: _built(ast.parse(how, mode="eval").body) for name, how in one.models.items()},
+            "aliases": {alias: name for name, alias in one.aliases.items()},
+            "is_dict": one.kind == "typed_dict",
+        }
+        for name, one in known.schemas.items()
+    }
+    for code in (f"{BEGIN}_se_fields.update({fields!r})\n", known.code):
+        _value_of_end(session.feed(code, now), known, limits)
+
+
+def _fields_of(schema: SchemaClass) -> list[str]:
+    fields = {alias: name for name, alias in schema.aliases.items()}
+    return [fields.get(name, name) for name in schema.json_schema.get("properties", {})]
+
+
+def _built(how: ast.expr) -> list[Any]:
+    """Return how values of a field are built, as the sandbox is told: a class's name, or what holds such values."""
+    match how:
+        case ast.Subscript(ast.Name("list"), inner):
+            return ["list", _built(inner)]
+        case ast.Subscript(ast.Name("dict"), ast.Tuple([_, inner])):
+            return ["dict", _built(inner)]
+        case ast.Subscript(ast.Name("tuple"), ast.Tuple(members)):
+            return ["tuple", [_built(one) for one in members]]
+        case ast.BinOp(left, ast.BitOr(), right):
+            return ["union", [_built(left), _built(right)]]
+        case ast.Name(name) if name != "Any":
+            return ["class", name]
+        case _:
+            return ["as it is", None]
+
+
+def _value_of_end(turn: Turn, known: AgentText, limits: ProgramLimits) -> Any:
+    if isinstance(turn, ProgramEnded):
+        return turn.value
+    line = f":{turn.line}" if turn.line else ""
+    if isinstance(turn, ProgramWaiting):
+        msg = f"{known.file}{line}: a file does nothing when it is loaded; this is for a function of it"
+        raise DefinitionError(msg)
+    if turn.is_fatal:
+        msg = f"{known.file}{line or ':1'}: {_limit_of(turn, limits)}"
+    else:
+        msg = f"{known.file}{line or ':1'}: {turn.kind}: {mended(turn.text)}"
+    raise DefinitionError(msg)
+
+
+def _limit_of(turn: ProgramRaised, limits: ProgramLimits) -> str:
+    """Return why a turn was ended, in words that are the same in a replay where that can be."""
+    if turn.kind == PRINTED:
+        return f"it printed more than {limits.printed:,} characters"
+    if turn.is_fatal and turn.kind == "TimeoutError":
+        return f"it computed for more than {limits.seconds:g} s without yielding"
+    if turn.is_fatal and turn.kind == "MemoryError":
+        return f"it used more than {limits.memory:,} bytes, or its worker died: {turn.text}"
+    return turn.text
+
+
+def _no_host(_: Sequence[Any]) -> CallAnswer:
+    return CallAnswer("this is only there while a handler runs", "ValueError")
+
+
+class _Definitions:
+    """The definitions that a file made, read from what the sandbox gave."""
+
+    def __init__(self, known: AgentText, limits: ProgramLimits, sandbox: MontySandbox) -> None:
+        self._known = known
+        self._limits = limits
+        self._sandbox = sandbox
+        self._count = 0
+        self._made: list[tuple[Any, AgentDefinition]] = []
+
+    def read(self, value: Any) -> tuple[AgentDefinition, ...]:
+        given = list(value) if isinstance(value, list | tuple) else [value]
+        found = [self._one(one) for one in given]
+        if not found:
+            self._refuse("`agents` is empty")
+        ids = [agent.id for agent in found]
+        twice = next((one for n, one in enumerate(ids) if one in ids[:n]), None)
+        if twice is not None:
+            self._refuse(f"`agents` holds two agents of the id {twice!r}; each needs its own")
+        return tuple(found)
+
+    def _one(self, value: Any) -> AgentDefinition:
+        name, fields = _object(value)
+        given, agent_id = fields.get("fields"), _short_id(fields.get("id"))
+        if name != "AgentDefinition" or not isinstance(given, Mapping):
+            self._refuse(f"expected `AgentDefinition(...)` of stepengine, found {_short(value)}")
+        # One object of the file comes out once for each place where it stands.
+        known = next((agent for one, agent in self._made if one == value), None)
+        if known is not None:
+            return known
+        self._count += 1
+        if self._count > MAX_AGENTS:
+            self._refuse(f"it holds more than {MAX_AGENTS} agents")
+        made: dict[str, Any] = {}
+        for field, one in given.items():
+            if field == "hooks":
+                self._refuse(
+                    f"agent {agent_id!r}: hooks are code of whoever runs the agent; a file in the sandbox has none"
+                )
+            made[str(field)] = self._field(agent_id, field, one)
+        try:
+            agent = AgentDefinition(agent_id, **made)
+        except DefinitionError as error:
+            self._refuse(error.message)
+        self._made.append((value, agent))
+        return agent
+
+    def _field(self, agent_id: str, field: str, value: Any) -> Any:
+        match field:
+            case "handle_steps":
+                return self._handler(agent_id, value)
+            case "input_schema" | "output_schema":
+                return self._schema(agent_id, field, value)
+            case "spawnable_agents" if isinstance(value, list | tuple):
+                return [self._spawnable(one) for one in value]
+            case "settings" | "limits":
+                return self._object_of(agent_id, field, value, ModelSettings if field == "settings" else Limits)
+            case _:
+                return self._plain(agent_id, field, value)
+
+    def _handler(self, agent_id: str, name: Any) -> Any:
+        line = self._known.lines.get(name) if isinstance(name, str) else None
+        if line is None:
+            self._refuse(
+                f"agent {agent_id!r}: handle_steps is the name of a function of this file that yields, found {_short(name)}"
+            )
+        return sandboxed(self._known, name, limits=self._limits, sandbox=self._sandbox)
+
+    def _schema(self, agent_id: str, field: str, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, Mapping):
+            return {
+                str(key): self._schema(agent_id, field, one) if _is_object(one) else self._plain(agent_id, field, one)
+                for key, one in value.items()
+            }
+        name, fields = _object(value)
+        schema = self._known.schemas.get(str(fields.get("name"))) if name == "_se_Schema" else None
+        if schema is None:
+            self._refuse(
+                f"agent {agent_id!r}: {field} is a JSON Schema or a schema class of this file, not {_short(value)}"
+            )
+        return thaw(schema.json_schema)
+
+    def _spawnable(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        name, fields = _object(value)
+        if (
+            name == "AgentDefinition"
+            and isinstance(fields.get("fields"), Mapping)
+            and "_se_is_elsewhere" in fields["fields"]
+        ):
+            return _short_id(fields.get("id"))
+        return self._one(value)
+
+    def _object_of(self, agent_id: str, field: str, value: Any, kind: type) -> Any:
+        if value is None:
+            return None
+        name, fields = _object(value)
+        given = fields.get("fields")
+        if name != kind.__name__ or not isinstance(given, Mapping):
+            self._refuse(f"agent {agent_id!r}: {field} is {kind.__name__}(...), not {_short(value)}")
+        plain = {str(key): self._plain(agent_id, field, one) for key, one in given.items()}
+        try:
+            return _settings(plain) if kind is ModelSettings else OwnLimits(**plain)
+        except (StepEngineError, TypeError, ValueError) as error:
+            self._refuse(f"agent {agent_id!r}: {error}")
+
+    def _plain(self, agent_id: str, field: str, value: Any) -> Any:
+        name, fields = _object(value)
+        try:
+            if name == "Thinking":
+                return Thinking(*thaw_plain(fields["words"]), **thaw_plain(fields["fields"]))
+            return thaw_plain(value)
+        except StepEngineError as error:
+            self._refuse(f"agent {agent_id!r}: {error}")
+        except TypeError as error:
+            self._refuse(f"agent {agent_id!r}: {field} is text, a number or JSON in such a file: {error}")
+
+    def _refuse(self, why: str) -> NoReturn:
+        msg = f"{self._known.file}:{self._known.line}: {why}"
+        raise DefinitionError(msg)
+
+
+@frozen(kw_only=True, cache_hash=True)
+class OwnLimits(Limits):
+    """The limits that a stranger's file sets: they hold where they are tighter than those of the engine."""
+
+    def over(self, lower: Limits | None) -> Limits:
+        """Return these limits, none above *lower*, or above the defaults where that says nothing."""
+        of_host = (lower or Limits()).over(DEFAULT_LIMITS)
+        found: dict[str, Any] = {}
+        for field in attrs.fields(Limits):
+            ours, theirs = getattr(of_host, field.name), getattr(self, field.name)
+            is_larger = ours is not None and not isinstance(theirs, str) and theirs is not None and theirs > ours
+            found[field.name] = getattr(lower, field.name, None) if theirs is None else ours if is_larger else theirs
+        if self.allow_unpriced and (lower is None or not lower.allow_unpriced):
+            found["allow_unpriced"] = None if lower is None else lower.allow_unpriced
+        # People who run a stranger's file are asked for more where their own limits say so.
+        found["ask"] = None if lower is None else lower.ask
+        return Limits(**found)
+
+
+NOT_OF_STRANGERS: Mapping[str, str] = MappingProxyType(
+    {
+        "extra": "it changes the request itself, its headers among it",
+        "server_tools": "no permission is asked for what a provider runs",
+    }
+)
+
+
+def _settings(fields: Mapping[str, Any]) -> ModelSettings:
+    for name, why in NOT_OF_STRANGERS.items():
+        if fields.get(name):
+            msg = f"ModelSettings(...) of a file in the sandbox has no {name!r}: {why}"
+            raise BadYield(msg)
+    return ModelSettings(**fields)
+
+
+def _short_id(value: Any) -> Any:
+    return value if isinstance(value, str) else _short(value)
+
+
+def thaw_plain(value: Any) -> Any:
+    """Return JSON of the sandbox; raises ``TypeError`` for anything else."""
+    if isinstance(value, Mapping):
+        return {str(key): thaw_plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [thaw_plain(one) for one in value]
+    if value is None or type(value) in (str, int, float, bool):
+        return _number(value)
+    msg = f"{_short(value)} is no JSON"
+    raise TypeError(msg)
+
+
+def _number(value: Any) -> Any:
+    """Return a value; of the numbers those that JSON has, and that every reader of it can read."""
+    if isinstance(value, float) and not math.isfinite(value):
+        msg = f"{value} is no JSON: only finite numbers are"
+        raise TypeError(msg)
+    if isinstance(value, int) and not MIN_INT <= value <= MAX_INT:
+        msg = "a number of more than 64 bits is no JSON; give it as text"
+        raise TypeError(msg)
+    return value
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {mended(key): _mended(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_mended(one) for one in value]
+    return mended(value) if isinstance(value, str) else value
+
+
+def _is_object(value: object) -> bool:
+    return bool(_object(value)[0])
+
+
+def _object(value: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the class's name and the attributes of an object of the sandbox; ``""`` for anything else."""
+    attributes = getattr(value, "attributes", None)
+    # A named tuple may have attributes of any name.
+    return (
+        (str(value.name), attributes) if isinstance(attributes, Mapping) and not isinstance(value, tuple) else ("", {})
+    )
+
+
+def _short(value: Any) -> str:
+    name, _ = _object(value)
+    if name:
+        return f"an object of the class {name[:60]}"
+    if value is not None and type(value) not in (str, int, float, bool, list, tuple, dict):
+        # What it is called differs from process to process: sets have an order, functions an address.
+        return f"a value of type {type(value).__name__}"
+    text = (
+        f"a {type(value).__name__}"
+        if isinstance(value, list | tuple | dict) or (isinstance(value, int) and abs(value) > MAX_INT)
+        else repr(value)
+    )
+    return text if len(text) <= 80 else f"{text[:77]}..."  # noqa: PLR2004 - characters of a message
+
+
+# --- handlers ---------------------------------------------------------------------------------------------------------
+
+
+def sandboxed(
+    known: AgentText,
+    name: str,
+    *,
+    limits: ProgramLimits = LIMITS,
+    sandbox: MontySandbox | None = None,
+) -> Callable[[StepContext[Any]], Generator[Any, Any, Any]]:
+    """Return the function of that name of a file as a handler that runs in the sandbox."""
+
+    def handle_steps(ctx: StepContext[Any]) -> Generator[Any, Any, Any]:
+        return (yield from _HandlerRun(known, name, ctx, limits, sandbox or _monty()).steps())
+
+    handle_steps.__name__ = handle_steps.__qualname__ = name
+    # Whoever asks where it is defined, or for its source, is told of the file; what it waits for has places of its own.
+    handle_steps.__code__ = handle_steps.__code__.replace(
+        co_filename=known.file, co_firstlineno=known.lines[name], co_name=name, co_qualname=name
+    )
+    if not Path(known.file).is_file():
+        lines = known.source.splitlines(keepends=True)
+        linecache.cache[known.file] = (len(known.source), None, lines, known.file)
+    set_in_sandbox(handle_steps)
+    return handle_steps
+
+
+class _SentToHandler(NamedTuple):
+    """What a handler is told next: a value, or an error that its ``yield`` raises."""
+
+    told: Any = None
+    error: BaseException | None = None
+
+
+class _HandlerRun(RunsProgram):
+    """
+    One run of a handler.
+
+    A turn is JSON: ``{"asked": ..., "how": ..., "line": ...}`` for one that yields, ``{"returned": ...}`` or
+    ``{"raised": kind, "text": ..., "line": ...}`` for one that is over.
+    """
+
+    def __init__(
+        self, known: AgentText, name: str, ctx: StepContext[Any], limits: ProgramLimits, sandbox: MontySandbox
+    ) -> None:
+        self._known = known
+        self._name = name
+        self._ctx = ctx
+        self._limits = limits
+        self._sandbox = sandbox
+        self._session: ProgramSession | None = None
+        self._is_stopped = False
+        self._asked = 0
+        self._line = known.lines[name]
+        self._thrown: BaseException | None = None
+        self._states: list[AgentState] = [ctx.agent_state]
+        self._sent: list[Message] = []
+        self._now = ctx.now()
+        self._bytes = ByteBudget(limits.turn, limits.total)
+        self._is_over = False
+        self._shown = 0
+        self._notes: list[Callable[[], None]] = []
+        self._noted = 0
+
+    # --- what is seen of it -------------------------------------------------------------------------------------------
+
+    @property
+    def code(self) -> str:
+        """The text of its file."""
+        return self._known.source
+
+    @property
+    def line(self) -> int:
+        """The line that waits, or raised what ended it."""
+        return self._line
+
+    @property
+    def file(self) -> str:
+        """Its file."""
+        return self._known.file
+
+    def printed(self) -> str | None:
+        """Return what it has printed so far."""
+        return None if self._session is None else self._session.printed
+
+    # --- turns --------------------------------------------------------------------------------------------------------
+
+    def steps(self) -> Generator[Any, Any, Any]:
+        try:
+            turn = yield from self._computed(self._begin)
+            while "asked" in turn:
+                try:
+                    sent = yield from self._carried_out(turn)
+                    turn = yield from self._computed(partial(self._go_on, sent))
+                except GeneratorExit:
+                    last = self._close_inside()
+                    if last is None:
+                        raise
+                    turn = last
+            return self._result(turn)
+        finally:
+            self._is_over = True
+            self._stop()
+
+    def _computed(self, work: Callable[[], Mapping[str, Any]]) -> Generator[Any, Any, Mapping[str, Any]]:
+        self._now = self._ctx.now()
+        turn: Mapping[str, Any] = (yield Compute(lambda _, __: work(), self._stop, self)).value
+        self._say()
+        self._line = turn.get("line") or self._line
+        return turn
+
+    def _carried_out(self, turn: Mapping[str, Any]) -> Generator[Any, Any, _SentToHandler]:
+        """Do what the handler yields; what it is sent, or what its ``yield`` raises."""
+        try:
+            step = _YieldReading(self._known, self._states[-1].tool_definitions).step(turn["asked"])
+            if turn["how"] == "yield from":
+                return _SentToHandler(self._encode_for_sandbox((yield from step)))
+            if turn["how"] == "yield":
+                return _SentToHandler(self._encode_for_sandbox((yield step)))
+            yield step  # what the handler throws away is thrown away here: whoever warns of that looks at this line
+            return _SentToHandler()
+        except (StepEngineError, LimitReached) as error:
+            error.__traceback__ = None
+            return _SentToHandler(error=error)
+
+    def _begin(self) -> Mapping[str, Any]:
+        limits = self._limits
+        # Where its chance begins; the run's own is left as it is, for `ctx.random`.
+        seed = zlib.crc32(repr(self._ctx.random.getstate()).encode())
+        session = self._sandbox.open_handler(
+            self._host, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=seed
+        )
+        self._session = session
+        if self._is_stopped:
+            session.close()
+        try:
+            _begin(session, self._known, self._now, self._limits)
+        except DefinitionError as error:
+            return {"raised": "HandlerError", "text": error.message}
+        return self._turned(lambda: session.feed(f"await {self._name}(_se_context())", self._now))
+
+    def _go_on(self, sent: _SentToHandler) -> Mapping[str, Any]:
+        session = self._session
+        assert session is not None  # noqa: S101
+        self._thrown = sent.error
+        answer = CallAnswer(sent.told) if sent.error is None else CallAnswer(*_raised_there(sent.error))
+        self._bytes.start_turn()
+        try:
+            self._bytes.add(answer.value)
+        except TooManyBytes as error:
+            self._is_over = True
+            return {"raised": "HandlerError", "text": str(error)}
+        return self._turned(lambda: session.answer({self._asked: answer}, self._now))
+
+    def _turned(self, ask: Callable[[], Turn]) -> Mapping[str, Any]:
+        try:
+            turn = ask()
+        except ToolError as error:  # there is no worker
+            return {"raised": "HandlerError", "text": error.message}
+        if isinstance(turn, ProgramWaiting):
+            return self._asking(turn)
+        self._is_over = True
+        if isinstance(turn, ProgramRaised):
+            return {
+                "raised": turn.kind,
+                "text": mended(_limit_of(turn, self._limits)),
+                "line": turn.line,
+                "lost": turn.is_fatal,
+            }
+        try:
+            check_bounds(turn.value, self._limits.value)
+            return {"returned": _Form().of(turn.value)}
+        except (TypeError, ValueError) as error:
+            return {"raised": "HandlerError", "text": f"what it returned is not JSON: {error}"}
+
+    def _asking(self, turn: ProgramWaiting) -> Mapping[str, Any]:
+        call = turn.calls[-1]
+        if len(turn.calls) != 1 or call.name not in ASKS or len(call.args) != 1:
+            called = ", ".join(dict.fromkeys([repr(one.name[:40]) for one in turn.calls[:5]]))
+            text = f"it waits for {called}; a handler waits for one thing at a time, with `yield` or `yield from`"
+            return {"raised": "HandlerError", "text": text, "line": turn.line}
+        self._asked = call.id
+        try:
+            check_bounds(call.args[0], self._limits.value)
+            asked = _Form().of(call.args[0])
+            self._bytes.add(asked)
+        except TooManyBytes as error:
+            self._is_over = True
+            return {"raised": "HandlerError", "text": str(error), "line": turn.line}
+        except (TypeError, ValueError) as error:
+            asked = {"wrong": str(error)}
+        return {"asked": asked, "how": ASKS[call.name], "line": turn.line}
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        if self._session is not None:
+            self._session.close()
+
+    def _close_inside(self) -> Mapping[str, Any] | None:
+        """
+        Tell the handler that it is to end, here and now; its last turn, ``None`` when it has ended as told.
+
+        Raises:
+            RuntimeError: when it yields instead; a generator that goes on so would be closed again by whoever drops it.
+        """
+        yielded: list[int] = []
+        turn: Mapping[str, Any] | None = None
+        for _ in range(MAX_CLOSE_ATTEMPTS):
+            turn = self._closing()
+            if turn is None or "asked" not in turn:
+                break
+            yielded.append(self._line)
+        if yielded:
+            self._stop()
+            places = ", ".join(dict.fromkeys([f"{self.file}:{line}" for line in yielded]))
+            msg = f"it yields at {places}, which is not carried out"
+            raise RuntimeError(msg)
+        return turn
+
+    def _closing(self) -> Mapping[str, Any] | None:
+        session = self._session
+        if session is None or self._is_over or self._is_stopped:
+            return None
+        # Whoever closes a generator waits for it: a handler that computes for ever is ended.
+        timer = threading.Timer(CLOSE_SECONDS, self._stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            turn = self._turned(
+                lambda: session.answer({self._asked: CallAnswer("the run ends here", "SystemExit")}, self._now)
+            )
+        finally:
+            timer.cancel()
+        self._say()
+        self._line = turn.get("line") or self._line
+        return None if turn.get("raised") == "SystemExit" or turn.get("lost") or "returned" in turn else turn
+
+    def _result(self, turn: Mapping[str, Any]) -> Any:
+        if "returned" in turn:
+            return _YieldReading(self._known).json(turn["returned"])
+        kind, text, thrown = turn["raised"], turn["text"], self._thrown
+        if thrown is not None and _raised_there(thrown) == (text, kind):
+            raise thrown
+        if kind == "HandlerError" or turn.get("lost"):
+            msg = f"the handler {self._name!r} was ended in the sandbox: {text}"
+            raise HandlerError(msg, kind=kind, location=f"{self.file}:{self._line}")
+        if kind in OURS:
+            raise OURS[kind](text)
+        own = getattr(builtins, kind, None)
+        if isinstance(own, type) and issubclass(own, Exception) and not issubclass(own, UnicodeError | StopIteration):
+            # The others are not made of words, or would end the generator here.
+            raise own(_key(text) if own is KeyError else text)
+        msg = f"{kind}: {text}"
+        raise RuntimeError(msg)
+
+    # --- what it is told ----------------------------------------------------------------------------------------------
+
+    def _encode_for_sandbox(self, value: Any) -> Any:
+        if type(value) is y.StepResult:
+            return ["StepResult", self._result_fields(value)]
+        return _encode_value(value, self._state_number)
+
+    def _result_fields(self, result: y.StepResult) -> dict[str, Any]:
+        last = result.tool_result
+        return {
+            "agent_state": _encode_value(result.agent_state, self._state_number),
+            "tool_results": _encode_value(result.tool_results),
+            "tool_result": _encode_value(last),
+            "steps_complete": ["json", result.steps_complete],
+            "n_responses": _encode_value(result.n_responses),
+            "value": _encode_value(result.value, self._state_number),
+            "output": _encode_value(result.output),
+            "text": ["json", result.text],
+        }
+
+    def _state_number(self, state: AgentState) -> int:
+        if self._states[-1] is not state:
+            self._states.append(state)
+        return len(self._states) - 1
+
+    def _note(self, tell: Callable[[], None]) -> None:
+        """Keep something to be said when the turn is over: a run is told of things in its own thread alone."""
+        if len(self._notes) >= MAX_NOTES:
+            msg = f"more than {MAX_NOTES:,} lines are logged between two yields"
+            raise ValueError(msg)
+        self._notes.append(tell)
+
+    def _check_note(self, message: Any, data: Any) -> tuple[str, Any]:
+        """Return the words and the data of a note; those of a turn may be as large as one value."""
+        text = message if isinstance(message, str) else json.dumps(thaw_plain(message))
+        check_bounds(data, self._limits.value)
+        given = thaw_plain(data)
+        self._noted += len(text) + len(json.dumps(given))
+        if self._noted > self._limits.value:
+            msg = f"more than {self._limits.value:,} characters are logged between two yields"
+            raise ValueError(msg)
+        return mended(text), freeze(_mended(given))
+
+    def _say(self) -> None:
+        """Say what was noted in a turn, and what it printed: a terminal obeys some of what a stranger may print."""
+        notes, self._notes, self._noted = self._notes, [], 0
+        for tell in notes:
+            tell()
+        printed = "" if self._session is None else self._session.printed
+        if len(printed) > self._shown:
+            self._ctx.logger.info(mended(printed[self._shown :].rstrip("\n")))
+            self._shown = len(printed)
+
+    def _host(self, args: Sequence[Any]) -> CallAnswer:
+        """Answer what the handler asks for without yielding."""
+        try:
+            what, *given = args
+            answer = self._answer_call(str(what), given)
+            self._bytes.add(answer)
+            return CallAnswer(answer)
+        except TooManyBytes:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever is asked for in whatever way, it is the handler that is told
+            words = mended(str(error))
+            self._bytes.add(words)
+            return CallAnswer(words, "ValueError")
+
+    def _answer_call(self, what: str, given: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
+        ctx = self._ctx
+        match what:
+            case "begin":
+                return self._context()
+            case "now":
+                return ["time", self._now.isoformat()]
+            case "message_history" | "view":
+                return self._messages(getattr(self._states[given[0]], what))
+            case "inherited_messages" | "prompt_messages":
+                return self._messages(getattr(ctx, what))
+            case "context" | "system_prompt":
+                return ["json", thaw(getattr(self._states[given[0]], what))]
+            case "tool_definitions":
+                found = self._states[given[0]].tool_definitions
+                return ["json", {name: to_json(spec) for name, spec in found.items()}]
+            case "log":
+                level, message, data = given
+                tell = getattr(ctx.logger, {"debug": "debug", "info": "info", "warning": "warning"}.get(level, "error"))
+                message, data = self._check_note(message, dict(data))
+                return self._note(lambda: tell(message, **{key: one for key, one in data.items() if key != "message"}))
+            case "notify":
+                message, data = self._check_note(*given)
+                return self._note(lambda: ctx.notify(message, data))
+            case "random":
+                return _drawn(ctx.random, *given)
+            case _:
+                msg = f"the host has no {what!r}"
+                raise ValueError(msg)
+
+    def _context(self) -> dict[str, Any]:
+        ctx = self._ctx
+        params = ctx.params
+        told = _encode_value(params)
+        if told[0] == "json":
+            schema = self._params_class()
+            if schema is not None and isinstance(told[1], Mapping):
+                told = [f"model:{schema}", told[1]]
+        return {
+            "prompt": ["json", ctx.prompt],
+            "params": told,
+            "agent_state": _encode_value(ctx.agent_state, self._state_number),
+            "model": ["json", ctx.model],
+            "is_asked": ["json", ctx.is_asked],
+        }
+
+    def _params_class(self) -> str | None:
+        return self._known.params_of.get(self._name)
+
+    def _messages(self, messages: Iterable[Message]) -> list[Any]:
+        """Return how many messages are those that were sent last, and the others."""
+        now = list(messages)
+        same = 0
+        for old, new in zip(self._sent, now, strict=False):
+            if old is not new:
+                break
+            same += 1
+        self._sent = now
+        return [same, [_encode_value(message) for message in now[same:]]]
+
+
+def _key(text: str) -> Any:
+    """Return the key that a ``KeyError`` tells of, which says it as a literal."""
+    if len(text) > MAX_KEY_CHARS:
+        return text
+    try:
+        return ast.literal_eval(text)
+    except (MemoryError, RecursionError, SyntaxError, ValueError):
+        return text
+
+
+def _drawn(random: Random, how: Any, args: Any) -> Any:
+    """Return what the run's chance gives; of collections their places alone."""
+    match how:
+        case "random" | "uniform" | "randint" | "randrange" | "gauss" | "getrandbits":
+            if how == "getrandbits" and not 0 <= args[0] <= 4096:  # noqa: PLR2004 - no text of the handler's makes a number of gigabytes
+                msg = "getrandbits takes 0 to 4096 bits"
+                raise ValueError(msg)
+            return getattr(random, how)(*args)
+        case "choice":
+            return random.choice(range(args[0]))
+        case "sample":
+            return random.sample(range(args[0]), _few(args[1]))
+        case "shuffle":
+            order = list(range(_few(args[0])))
+            random.shuffle(order)
+            return order
+        case _:
+            msg = f"the chance of a run has no {how!r}"
+            raise ValueError(msg)
+
+
+def _few(number: int) -> int:
+    if number > MAX_DRAWN_PLACES:
+        msg = f"at most {MAX_DRAWN_PLACES:,} places are drawn at once"
+        raise ValueError(msg)
+    return number
+
+
+def _raised_there(error: BaseException) -> tuple[str, str]:
+    """Return the words of an error, and the exception of the sandbox that stands for it."""
+    kind = next((own for ours, own in THEIRS if isinstance(error, ours)), "OSError")
+    return mended(str(error)), kind
+
+
+def _encode_value(value: Any, number_of: Callable[[AgentState], int] | None = None) -> Any:  # noqa: C901, PLR0912 - one for each kind
+    """Return a value of ours as the sandbox is told of it: what it is, and JSON."""
+    match value:
+        case None | str() | int() | float() | bool():
+            return ["json", value]
+        case datetime():
+            return ["time", value.isoformat()]
+        case AgentState():
+            return ["AgentState", _state(value, 0 if number_of is None else number_of(value))]
+        case ToolResult():
+            return ["ToolResult", _tool_result(value)]
+        case ChildResult():
+            return ["ChildResult", _child(value)]
+        case ChildRef():
+            return ["ChildRef", {name: ["json", getattr(value, name)] for name in ("id", "agent_id", "path")}]
+        case Waited():
+            return ["Waited", {"done": _encode_value(value.done), "open": _encode_value(value.open)}]
+        case ModelReply():
+            calls = [_encode_value(part) for part in value.tool_calls]
+            return [
+                "object",
+                {
+                    "text": ["json", value.text],
+                    "tool_calls": ["list", calls],
+                    "stop_reason": ["json", str(value.stop_reason)],
+                },
+            ]
+        case UserMessage() | AssistantMessage() | ToolMessage():
+            return [type(value).__name__, _message(value)]
+        case ToolCallPart():
+            return [
+                "ToolCallPart",
+                {name: ["json", thaw(getattr(value, name))] for name in ("tool_call_id", "tool_name", "input")},
+            ]
+        case StepEngineError():
+            return ["object", {"message": ["json", value.message], "kind": ["json", type(value).__name__]}]
+        case JsonDict():
+            return ["json", thaw(value)]
+        case tuple():
+            return ["tuple", [_encode_value(one) for one in value]]
+        case Mapping() | list():
+            return ["json", thaw(freeze(value))]
+        case _:
+            pass
+    dump = getattr(value, "model_dump", None)
+    return ["json", thaw(freeze(value))] if dump is None else _told_model(value, dump(mode="json"))
+
+
+def _told_model(value: Any, plain: Any) -> Any:
+    """Return what a model of the host's holds, whose class the sandbox need not know; *plain* is the same as JSON."""
+    if hasattr(value, "model_dump") and isinstance(plain, Mapping):
+        return [
+            "record",
+            [type(value).__name__, {name: _told_model(getattr(value, name, one), one) for name, one in plain.items()}],
+        ]
+    if isinstance(value, list | tuple) and isinstance(plain, list):
+        return ["list", [_told_model(inner, one) for inner, one in zip(value, plain, strict=True)]]
+    if isinstance(value, Mapping) and isinstance(plain, Mapping):
+        return ["dict", {name: _told_model(value.get(name, one), one) for name, one in plain.items()}]
+    return ["json", plain]
+
+
+def _state(state: AgentState, number: int) -> dict[str, Any]:
+    plain = ("run_id", "agent_id", "parent_id", "steps_remaining", "step_index", "credits_used", "next_call")
+    lists = ("ancestor_run_ids", "child_run_ids")
+    return {
+        **{name: ["json", getattr(state, name)] for name in plain},
+        **{name: ["json", list(getattr(state, name))] for name in lists},
+        "output": _encode_value(state.output),
+        "cost": ["json", None if state.cost is None else float(state.cost)],
+        "_se_number": ["json", number],
+    }
+
+
+def _tool_result(result: ToolResult) -> dict[str, Any]:
+    return {
+        "tool_name": ["json", result.tool_name],
+        "tool_call_id": ["json", result.tool_call_id],
+        "status": ["json", result.status],
+        "is_error": ["json", result.is_error],
+        "text": ["json", result.text],
+        "data": ["json", thaw(result.data)],
+        "structured": ["json", thaw(result.structured)],
+    }
+
+
+def _child(child: ChildResult[Any]) -> dict[str, Any]:
+    return {
+        "agent_id": ["json", child.agent_id],
+        "run_id": ["json", child.run_id],
+        "status": ["json", child.status.value],
+        "is_error": ["json", child.is_error],
+        "why": ["json", child.why],
+        "text": ["json", child.text],
+        "output": _encode_value(child.output),
+        "error": _encode_value(child.error),
+    }
+
+
+def _message(message: Message) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "role": ["json", message.role],
+        "text": ["json", message.text],
+        "_se_stored": ["json", to_json(message)],
+    }
+    if type(message) is ToolMessage:
+        told |= {
+            "tool_name": ["json", message.tool_name],
+            "tool_call_id": ["json", message.tool_call_id],
+            "status": ["json", message.status],
+            "is_error": ["json", message.is_error],
+            "result": _encode_value(message.result),
+            "tags": ["json", []],
+        }
+    elif not isinstance(message, ToolMessage):
+        told["tags"] = ["json", list(message.tags)]
+    if type(message) is AssistantMessage:
+        told |= {
+            "said": ["json", message.said],
+            "thinking": ["json", list(message.thinking)],
+            "tool_calls": ["list", [_encode_value(call) for call in message.tool_calls]],
+        }
+    told["content"] = ["json", told["_se_stored"][1].get("content")]
+    return told
+
+
+# --- what it asks for -------------------------------------------------------------------------------------------------
+
+
+class _Form:
+    """
+    What the sandbox gives, as JSON.
+
+    A list is ``{"list": [...]}``, a dict ``{"dict": [[key, value], ...]}``, an object ``{"object": name, "has": {...}}``.
+    """
+
+    def of(self, value: Any) -> Any:
+        if value is None or type(value) in (str, bool, int, float):
+            return mended(value) if type(value) is str else _number(value)
+        if isinstance(value, list | tuple):
+            return {"list": [self.of(one) for one in value]}
+        if isinstance(value, Mapping):
+            return {"dict": [[self._key(key), self.of(one)] for key, one in value.items()]}
+        if isinstance(value, datetime):
+            return value.isoformat()
+        name, attributes = _object(value)
+        if name:
+            return {"object": name, "has": {str(key): self.of(one) for key, one in attributes.items()}}
+        msg = f"a value of type {type(value).__name__} is no JSON"
+        raise TypeError(msg)
+
+    def _key(self, key: Any) -> str:
+        if isinstance(key, str):
+            return mended(key)
+        if key is None or isinstance(key, bool | int | float):
+            return json.dumps(key)
+        msg = f"a key of type {type(key).__name__} is no JSON"
+        raise TypeError(msg)
+
+
+SENTINEL = "_se_Sentinel"
+
+
+class _YieldReading:
+    """Reads what a handler yields; whatever is wrong with it is a ``BadYield``."""
+
+    def __init__(self, known: AgentText, offered: Collection[str] = ()) -> None:
+        self._known = known
+        self._offered = offered
+
+    def step(self, form: Any) -> Any:
+        if not isinstance(form, Mapping) or "object" not in form:
+            if isinstance(form, Mapping) and "wrong" in form:
+                raise BadYield(str(form["wrong"]))
+            return self.json(form)  # refused by the machine, in its own words
+        name, has = form["object"], form["has"]
+        make = getattr(self, f"_of_{name.lower().strip('_')}") if name in MADE else None
+        if make is None:
+            msg = f"an object of the class {name!r} cannot be yielded; a handler yields {list_names(sorted(MADE - {SENTINEL}), name)}, STEP or STEP_ALL"
+            raise BadYield(msg)
+        try:
+            return make(has)
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{name}: {error}"
+            raise BadYield(msg) from error
+
+    def json(self, form: Any) -> Any:
+        """Return JSON; of objects of schema classes their fields, of messages how they are stored."""
+        if not isinstance(form, Mapping):
+            return form
+        if "list" in form:
+            return [self.json(one) for one in form["list"]]
+        if "dict" in form:
+            return {key: self.json(one) for key, one in form["dict"]}
+        name, has = form["object"], form["has"]
+        if name == "_se_Record":
+            kind = self._known.schemas.get(str(has.get("_se_kind")))
+            names = {} if kind is None else kind.aliases
+            order = self.json(has["_se_order"])
+            return {names.get(field, str(field)): self.json(has[field]) for field in order if field in has}
+        if "_se_stored" in has:
+            return _message_input(self.json(has["_se_stored"]))
+        return {key: self.json(one) for key, one in has.items() if not key.startswith("_")}
+
+    def _fields(self, has: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        return {name: self.json(has[name]) for name in names if name in has}
+
+    def _items(self, form: Any) -> list[Any]:
+        if not isinstance(form, Mapping) or "list" not in form:
+            msg = f"expected a list, not {self.json(form)!r}"
+            raise TypeError(msg)
+        return list(form["list"])
+
+    def _agent(self, form: Any) -> Any:
+        return (
+            form["has"]["id"]
+            if isinstance(form, Mapping) and form.get("object") == "AgentDefinition"
+            else self.json(form)
+        )
+
+    def _of_se_sentinel(self, has: Mapping[str, Any]) -> Any:
+        return {"STEP": y.STEP, "STEP_ALL": y.STEP_ALL}[has["name"]]
+
+    def _of_toolcall(self, has: Mapping[str, Any]) -> Any:
+        fields = self._fields(has, "tool", "input", "include_tool_call")
+        # A hidden call reaches every tool of an engine; a stranger's agent has those which its definition shows, and no others.
+        if fields.get("include_tool_call") is False and fields["tool"] not in self._offered:
+            del fields["include_tool_call"]
+        return y.ToolCall(**fields)
+
+    def _of_agentcall(self, has: Mapping[str, Any]) -> Any:
+        return y.AgentCall(self._agent(has["agent"]), **self._fields(has, "prompt", "params"))
+
+    def _of_ask(self, has: Mapping[str, Any]) -> Any:
+        return y.Ask(**self._fields(has, "question", "options", "multi_select", "details", "allow_text", "key"))
+
+    def _of_parallel(self, has: Mapping[str, Any]) -> Any:
+        return y.Parallel(
+            [self.step(one) for one in self._items(has["calls"])], **self._fields(has, "fail_fast", "concurrency")
+        )
+
+    def _of_race(self, has: Mapping[str, Any]) -> Any:
+        return y.Race([self.step(one) for one in self._items(has["members"])])
+
+    def _of_sleep(self, has: Mapping[str, Any]) -> Any:
+        until = has.get("until")
+        return y.Sleep(self.json(has.get("seconds")), until=None if until is None else datetime.fromisoformat(until))
+
+    def _of_receive(self, has: Mapping[str, Any]) -> Any:
+        return y.Receive(self.json(has["topic"]), self.json(has.get("timeout")), schema=self._schema(has.get("schema")))
+
+    def _schema(self, form: Any) -> Any:
+        if isinstance(form, Mapping) and form.get("object") == "_se_Schema":
+            return thaw(self._known.schemas[form["has"]["name"]].json_schema)
+        return self.json(form)
+
+    def _of_start(self, has: Mapping[str, Any]) -> Any:
+        return y.Start(*[self.step(one) for one in self._items(has["calls"])], on_return=self.json(has["on_return"]))
+
+    def _ref(self, form: Any) -> Any:
+        if isinstance(form, Mapping) and form.get("object") == "ChildRef":
+            return ChildRef(**{name: str(form["has"][name]) for name in ("id", "agent_id", "path")})
+        return self.json(form)
+
+    def _of_wait(self, has: Mapping[str, Any]) -> Any:
+        return y.Wait(*[self._ref(one) for one in self._items(has["refs"])], **self._fields(has, "need", "timeout"))
+
+    def _of_send(self, has: Mapping[str, Any]) -> Any:
+        return y.Send(self._ref(has["ref"]), self.json(has["value"]), topic=self.json(has["topic"]))
+
+    def _of_cancel(self, has: Mapping[str, Any]) -> Any:
+        return y.Cancel(self._ref(has["ref"]), self.json(has["reason"]))
+
+    def _of_stepwith(self, has: Mapping[str, Any]) -> Any:
+        return y.StepWith(
+            **self._fields(has, "model", "tools", "tool_choice"), settings=self._settings(has.get("settings"))
+        )
+
+    def _settings(self, form: Any) -> Any:
+        if isinstance(form, Mapping) and form.get("object") == "ModelSettings":
+            given = {str(name): self._thinking(one) for name, one in form["has"]["fields"]["dict"]}
+            return _settings(given)
+        settings = self.json(form)
+        if settings is not None:
+            msg = "settings are ModelSettings(...)"
+            raise TypeError(msg)
+        return None
+
+    def _thinking(self, form: Any) -> Any:
+        if isinstance(form, Mapping) and form.get("object") == "Thinking":
+            return Thinking(*self.json(form["has"]["words"]), **self.json(form["has"]["fields"]))
+        return self.json(form)
+
+    def _of_steptext(self, has: Mapping[str, Any]) -> Any:
+        return y.StepText(self.json(has["text"]))
+
+    def _of_generaten(self, has: Mapping[str, Any]) -> Any:
+        return y.GenerateN(self.json(has["n"]))
+
+    def _of_complete(self, has: Mapping[str, Any]) -> Any:
+        messages = self.json(has["messages"])
+        given = messages if isinstance(messages, str) else list(AgentState.from_dicts(messages).message_history)
+        return y.Complete(
+            given, **self._fields(has, "model", "system_prompt"), settings=self._settings(has.get("settings"))
+        )
+
+
+def _message_input(message: Any) -> Any:
+    """Return a message as input of a tool has it; one that was made inside says its text as it is."""
+    kind = {"user_message": UserMessage, "assistant_message": AssistantMessage}.get(message.get("type"))
+    if kind is not None and isinstance(message.get("content"), str):
+        message = to_json(kind(message["content"], tags=message.get("tags", ())))
+    return {name: value for name, value in message.items() if name != "stepengine"}
+
+
+MADE = frozenset([SENTINEL, *[row.name for row in y.YIELDS if row.for_sandbox and row.kind is not y.Sentinel]])
+"""The classes of the sandbox that stand for what a handler may yield."""

@@ -1,0 +1,685 @@
+"""
+Tools and agents as the functions of a program: their names, their stubs, and the words in which a model is told of them.
+
+Names, descriptions and schemas may come from strangers, such as MCP servers. So nothing of them is ever pasted into text: every
+stub is built as a tree, written by ``ast.unparse`` and read again; one that does not come back as it went is shown with less.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import find_nearest
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.json import MAX_INT, thaw
+from stepengine.data.tools import ToolSpec
+from stepengine.sandbox.sandbox import ABSENT, BUILTINS, MODULES
+from stepengine.tools.arguments import without_titles
+from stepengine.tools.spawning import agent_tool
+
+__all__ = ("ALIASES", "HEADER", "RESERVED", "Function", "Kind", "Stubs", "stubs_of")
+
+Kind: TypeAlias = Literal["tool", "agent", "ask", "search", "describe"]
+
+MAX_STUBS = 30
+"""More functions are shown as a catalogue: stubs of 30 take about 3,000 tokens, which each step pays for."""
+MAX_FOUND_FUNCTIONS = 10
+"""A model chooses among a screen of lines; a better query finds the others."""
+MAX_NAMES_CHARS = 4_000
+"""About 1,000 tokens, which each step pays for."""
+MAX_PARAMETERS = 100
+"""No signature that a model reads has as many; such a function takes one dict."""
+MAX_TYPES = 300
+"""Of one function, counted by annotation; what is beyond is ``Any``."""
+MAX_DEPTH_LEVELS = 8
+"""A deeper type is shown as `Any`: a model does not read it from a stub."""
+MAX_UNION_MEMBERS = 12
+"""Of a union; a longer one is no help to a reader."""
+MOST_LITERALS, LITERAL_CHARS = 40, 100
+"""Values of one type that are written out, and characters of each: a longer list is shown by its type."""
+DEFAULT_CHARS = 80
+"""A default that does not fit on the line of its parameter is shown as `...`."""
+DESCRIPTION_CHARS, PARAMETER_CHARS, DOCSTRING_CHARS = 600, 200, 3_000
+"""A paragraph on the function, a line or two on each parameter, and a page in all: each step pays for the stubs."""
+MAX_NAME_CHARS = 64
+"""OpenAI and Anthropic document 64 characters for the name of a tool."""
+MAX_QUERY_CHARS = 1_000
+"""No useful query is longer; each of its words is looked for in every stub."""
+INDENT = " " * 4
+
+SHOWN_MODULES = sorted(MODULES.keys() - {"os.path", "posixpath"})
+HELPERS = ("search", "describe", "ask")
+ALIASES: Mapping[str, str] = MappingProxyType({"ToolError": "RuntimeError"})
+"""Names of exceptions that a program may use, and what they stand for in the sandbox, which has no classes of its own for them."""
+TYPING = ("Any", "Literal", "NotRequired", "TypedDict")
+HEADER = f"from typing import {', '.join(TYPING)}"
+RESERVED = frozenset(
+    {
+        *BUILTINS, *ABSENT, *MODULES, *ALIASES, *HELPERS, *TYPING, *keyword.kwlist, *keyword.softkwlist,
+        # Soft keywords of later versions: the same tools shall have the same names on each.
+        "type", "lazy",
+    }
+)  # fmt: skip
+"""Names that no tool has in a program: the sandbox takes its own without a word, and a keyword is none."""
+OURS = "stepengine_"
+"""How names begin that the checks need beside the stubs."""
+
+ABSTRACT = """\
+Run a program in Python in which your other tools are functions.
+
+Every function below is `async`: `await` its call, or several at once with `await asyncio.gather(...)`; top-level `await` works. \
+You are told what the program prints and the value of its last expression; variables stay for your next program. A call that fails \
+raises ToolError, one that is denied PermissionError.
+It is a sandbox without files and network. It has these modules and no others: {modules}. It has no class inheritance, \
+`super`, `property`, `staticmethod` or other decorators of methods, `del`, `yield`, `async for`, `async with`, `asyncio.create_task`, \
+`asyncio.wait_for`, `gather(return_exceptions=True)`, `callable`, `issubclass`, `dir`, `vars`, `globals`, `input`."""
+CATALOGUE = """\
+There are {n} functions. `await search(query)` gives the signatures of those that fit, `await describe(name)` all of one; a program \
+may print what they give and be followed by another. Their names: {names}"""
+
+
+# --- one function ---------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Function:
+    """
+    A function of a program.
+
+    Attributes:
+        name: Its name in the program.
+        kind: What a call of it is.
+        of: The tool's name or the agent's id; of the helpers their own name.
+        parameters: In the order of positional arguments.
+        takes_args: Whether its one parameter ``args`` is the whole input, because some names of the input are no identifiers.
+        required: How many of the parameters, from the first, have no default.
+        more: Whether it takes keyword arguments beside its parameters.
+    """
+
+    name: str
+    kind: Kind
+    of: str
+    parameters: tuple[str, ...]
+    takes_args: bool = False
+    required: int = attrs.field(default=0, kw_only=True)
+    more: bool = attrs.field(default=False, kw_only=True)
+
+    def fault(self, given: int, names: Collection[str]) -> str:
+        """Return what Python says of a call with so many positional arguments and keywords of these *names*; ``""`` if nothing."""
+        for name in names:
+            if name not in self.parameters:
+                if not self.more:
+                    return f"{self.name}() got an unexpected keyword argument {name!r}"
+            elif self.parameters.index(name) < given:
+                return f"{self.name}() got multiple values for argument {name!r}"
+        if given > len(self.parameters):
+            return self._too_many(given)
+        missing = [repr(name) for name in self.parameters[given : self.required] if name not in names]
+        if not missing:
+            return ""
+        plural = "" if len(missing) == 1 else "s"
+        return f"{self.name}() missing {len(missing)} required positional argument{plural}: {_join_names(missing)}"
+
+    def _too_many(self, given: int) -> str:
+        most = len(self.parameters)
+        takes = f"{most}" if self.required == most else f"from {self.required} to {most}"
+        plural = "" if most == 1 and self.required == most else "s"
+        return f"{self.name}() takes {takes} positional argument{plural} but {given} {'was' if given == 1 else 'were'} given"
+
+    def input_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """
+        Return a call's arguments as the input of what the function stands for; defaults are left to that.
+
+        Raises:
+            TypeError: in Python's own words, when they do not fit the parameters.
+        """
+        if fault := self.fault(len(args), kwargs):
+            raise TypeError(fault)
+        given = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        if not self.takes_args:
+            return given
+        whole = given.get("args", {})
+        if not isinstance(whole, Mapping):
+            msg = f"{self.name}() argument 'args' must be a dict, not {type(whole).__name__}"
+            raise TypeError(msg)
+        if strange := [key for key in whole if not isinstance(key, str)]:
+            msg = f"{self.name}() argument 'args' must have keys of type str, not {type(strange[0]).__name__}"
+            raise TypeError(msg)
+        return dict(whole)
+
+
+def _join_names(names: Sequence[str]) -> str:
+    if len(names) < 3:  # noqa: PLR2004 - Python's own words put a comma before `and` from three on
+        return " and ".join(names)
+    return f"{', '.join(names[:-1])}, and {names[-1]}"
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Stubs:
+    """
+    The functions of a program, and how they are shown.
+
+    Attributes:
+        functions: By the name in the program, in the order in which they were given.
+        text: The source of all stubs, which compiles; for a type checker.
+        description: What the model reads.
+        declarations: The part of ``text`` that belongs to each function, by its name.
+        summaries: The first sentence of each function's description, ``""`` without one.
+    """
+
+    functions: Mapping[str, Function]
+    text: str
+    description: str
+    declarations: Mapping[str, str]
+    summaries: Mapping[str, str]
+
+    def search(self, query: str) -> list[str]:
+        """Return the functions that fit *query* best, at most ten, as signature and first sentence; what the helper gives."""
+        words = {word.casefold() for word in re.findall(r"\w+", query[:MAX_QUERY_CHARS])}
+        found = []
+        for place, name in enumerate(self.functions):
+            called, said = name.casefold(), self.summaries[name].casefold()
+            score = sum([2 * (word in called) + (word in said) for word in words])
+            if score:
+                found.append((-score, place, name))
+        return [self._line(name) for _, _, name in sorted(found)[:MAX_FOUND_FUNCTIONS]]
+
+    def describe(self, name: str) -> str:
+        """Return the stub of one function; for an unknown name, the names that come close. What the helper gives."""
+        if name in self.declarations:
+            return self.declarations[name]
+        near = find_nearest(name[:MAX_NAME_CHARS], self.functions, n=3)
+        return f"There is no function of this name{'; there is ' + _join_names(near) if near else ''}."
+
+    def _line(self, name: str) -> str:
+        tree = ast.parse(self.declarations[name]).body[-1]
+        signature = ast.unparse(tree).partition("\n")[0].removesuffix(":")
+        return f"{signature}  # {self.summaries[name]}" if self.summaries[name] else signature
+
+
+class _StubSource(NamedTuple):
+    """What a function is made of."""
+
+    kind: Kind
+    of: str
+    raw: str
+    description: str
+    schema: Mapping[str, Any]
+    output: Any
+
+
+def stubs_of(
+    tools: Sequence[ToolSpec],
+    agents: Sequence[AgentDefinition],
+    *,
+    ask: bool,
+    outputs: Mapping[str, Any] = MappingProxyType({}),
+) -> Stubs:
+    """
+    Return tools and agents as the functions of a program.
+
+    Args:
+        tools: Each becomes a function of its input's members.
+        agents: Each becomes a function of ``prompt`` and ``params``, as ``agent_tool`` shows it.
+        ask: Whether a program may ask a person.
+        outputs: The JSON Schema of what a tool gives, by the tool's name.
+
+    Raises:
+        DefinitionError: for an agent whose params have no JSON Schema.
+    """
+    sources = [_of_tool(tool, outputs.get(tool.name)) for tool in tools]
+    sources += [_of_agent(agent) for agent in agents]
+    is_many = len(sources) + ask > MAX_STUBS
+    helpers = [*([ASK] if ask else []), *([SEARCH, DESCRIBE] if is_many else [])]
+    names = _names(sources)
+    taken = {*RESERVED, *names}
+    made = [_declared(source, names[place], taken) for place, source in enumerate(sources)]
+    made += [_declared(source, source.raw, taken) for source in helpers]
+    declarations = {each.function.name: each.text for each in made}
+    text = "\n\n\n".join([HEADER, *declarations.values()]) + "\n"
+    ast.parse(text)
+    shown = [each for each in made if not is_many or each.function.kind in HELPERS]
+    description = [ABSTRACT.format(modules=", ".join(SHOWN_MODULES))]
+    if is_many:
+        description.append(CATALOGUE.format(n=len(sources), names=_shortened(", ".join(names))))
+    return Stubs(
+        MappingProxyType({each.function.name: each.function for each in made}),
+        text,
+        "\n\n".join([*description, *[each.text for each in shown]]),
+        MappingProxyType(declarations),
+        MappingProxyType({each.function.name: each.summary for each in made}),
+    )
+
+
+def _shortened(names: str) -> str:
+    if len(names) <= MAX_NAMES_CHARS:
+        return names
+    return f"{names[:MAX_NAMES_CHARS].rpartition(', ')[0]}, and others."
+
+
+def _of_tool(tool: ToolSpec, output: Any) -> _StubSource:
+    return _StubSource("tool", tool.name, tool.name, tool.description, tool.input_schema, output)
+
+
+def _of_agent(agent: AgentDefinition) -> _StubSource:
+    spec = agent_tool(agent).spec
+    given: Any = agent.output_schema
+    output = given if given is None or isinstance(given, Mapping) else without_titles(given.model_json_schema())
+    return _StubSource("agent", agent.id, spec.name, spec.description, spec.input_schema, output)
+
+
+def _helper(name: Kind, description: str, output: Any, required: Sequence[str], /, **properties: Any) -> _StubSource:
+    return _StubSource(name, name, name, description, {"properties": properties, "required": required}, output)
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
+ASK = _helper(
+    "ask", "Ask a person, and wait for the answer for as long as it takes.", _TEXT, ["question"],
+    question=_TEXT, options={"anyOf": [_TEXTS, {"type": "null"}], "default": None},
+)  # fmt: skip
+SEARCH = _helper("search", "Find functions by words of their names and descriptions.", _TEXTS, ["query"], query=_TEXT)
+DESCRIBE = _helper("describe", "Get the whole stub of one function.", _TEXT, ["name"], name=_TEXT)
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def _names(sources: Sequence[_StubSource]) -> list[str]:
+    """
+    Return a name for each, in that order; no two are equal.
+
+    A source whose own name will do has that, whatever else there is; the rest are given names by kind and name, so that a set of
+    tools has the same names in whatever order it comes.
+    """
+    wanted = [_identifier(source.raw) for source in sources]
+
+    def turn(place: int) -> tuple[bool, bool, str, int]:
+        return wanted[place] != sources[place].raw, sources[place].kind != "tool", sources[place].raw, place
+
+    taken: set[str] = set()
+    names = dict.fromkeys(range(len(sources)), "")
+    for place in sorted(names, key=turn):
+        names[place] = _free(wanted[place], taken)
+        taken.add(names[place])
+    return list(names.values())
+
+
+def _identifier(raw: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_]", "_", raw[:MAX_NAME_CHARS])
+    # A name with a leading underscore does not get out of the stubs, where the checker imports them with a star.
+    if not name or name[0] == "_" or name[0].isdigit() or name.startswith(OURS):
+        name = f"tool_{name}"
+    return f"{name}_tool" if name in RESERVED else name
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    if name not in taken:
+        return name
+    return next(f"{name}_{n}" for n in count(2) if f"{name}_{n}" not in taken)
+
+
+def _is_parameter(name: object) -> bool:
+    """Return whether a member of an input can be a parameter: an identifier that Python reads as it is written."""
+    return (
+        isinstance(name, str)
+        and name.isidentifier()
+        and not keyword.iskeyword(name)
+        and name != "__debug__"
+        and len(name) <= MAX_NAME_CHARS
+        and unicodedata.normalize("NFKC", name) == name
+    )
+
+
+# --- a stub ---------------------------------------------------------------------------------------------------------
+
+
+class _Declared(NamedTuple):
+    function: Function
+    text: str
+    summary: str
+
+
+class _Parameter(NamedTuple):
+    name: str
+    schema: Any
+    is_required: bool
+
+
+def _declared(source: _StubSource, name: str, taken: set[str]) -> _Declared:
+    """Return the stub of one function; with less in it where it does not come back from its text as it was made."""
+    summary = _summary(source.description)
+    for is_documented, is_typed in ((True, True), (False, True), (False, False)):
+        used = set(taken)
+        made = _Making(source, name, used, is_typed=is_typed)
+        function, tree = made.function(_docstring(source) if is_documented else "")
+        text = _unparse_body([*made.classes, tree])
+        if text:
+            taken |= used
+            return _Declared(function, text, summary)
+    # Identifiers and `Any` alone are left by now.
+    msg = f"the stub of {source.of!r} cannot be written"
+    raise AssertionError(msg)
+
+
+def _unparse_body(body: list[ast.stmt]) -> str:
+    tree = ast.fix_missing_locations(ast.Module(body, []))
+    try:
+        text = ast.unparse(tree)
+        return text if ast.dump(ast.parse(text)) == ast.dump(tree) else ""
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+
+
+class _Making:
+    """One stub while it is made."""
+
+    def __init__(self, source: _StubSource, name: str, taken: set[str], *, is_typed: bool) -> None:
+        self.source, self.name, self.taken = source, name, taken
+        self.types = _Types(source.schema, taken, MAX_TYPES if is_typed else 0)
+        self.output = _Types(source.output, taken, MAX_TYPES if is_typed else 0)
+
+    @property
+    def classes(self) -> list[ast.stmt]:
+        return [*self.types.classes, *self.output.classes]
+
+    def function(self, docstring: str) -> tuple[Function, ast.stmt]:
+        schema = self.types.resolved(self.source.schema)
+        found = _parameters(schema)
+        if found is None:
+            made, arguments = self._whole(schema)
+        else:
+            made, arguments = self._split(schema, found)
+        returns = self.output.annotation(self.source.output, f"{_camel(self.name)}Result")
+        body: list[ast.stmt] = [ast.Expr(ast.Constant(docstring))] if docstring else []
+        body.append(ast.Expr(ast.Constant(...)))
+        tree = ast.AsyncFunctionDef(
+            name=self.name, args=arguments, body=body, decorator_list=[], returns=returns, type_comment=None
+        )
+        if "type_params" in tree._fields:  # Python 3.12
+            tree.type_params = []  # type: ignore[attr-defined,unused-ignore]
+        return made, tree
+
+    def _whole(self, schema: Mapping[str, Any]) -> tuple[Function, ast.arguments]:
+        """Return a function of one parameter, the input as it is."""
+        is_needed = bool(_names_in(schema.get("required")))
+        kind = self.types.annotation({**schema, "type": "object"}, f"{_camel(self.name)}Args")
+        function = Function(self.name, self.source.kind, self.source.of, ("args",), True, required=int(is_needed))
+        defaults: list[ast.expr] = [] if is_needed else [ast.Dict([], [])]
+        return function, _arguments([ast.arg("args", kind)], defaults)
+
+    def _split(self, schema: Mapping[str, Any], found: list[_Parameter]) -> tuple[Function, ast.arguments]:
+        made = [ast.arg(p.name, self.types.annotation(p.schema, f"{_camel(self.name)}{_camel(p.name)}")) for p in found]
+        defaults = [_default(p.schema) for p in found if not p.is_required]
+        names = tuple([p.name for p in found])
+        more: ast.arg | None = None
+        others = schema.get("additionalProperties")
+        if others is True or (isinstance(others, Mapping) and others.get("not") != {}):
+            called = _free("more", names)
+            more = ast.arg(called, self.types.annotation(others, f"{_camel(self.name)}More"))
+        function = Function(
+            self.name,
+            self.source.kind,
+            self.source.of,
+            names,
+            required=len(names) - len(defaults),
+            more=more is not None,
+        )
+        return function, _arguments(made, defaults, more)
+
+
+def _arguments(made: list[ast.arg], defaults: list[ast.expr], more: ast.arg | None = None) -> ast.arguments:
+    return ast.arguments(
+        posonlyargs=[], args=made, vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=more, defaults=defaults
+    )
+
+
+def _parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
+    """Return the members of an input as parameters, those that must be given first; ``None`` where they cannot be."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return None
+    required = _names_in(schema.get("required"))
+    members = {**properties, **{name: {} for name in required if name not in properties}}
+    if len(members) > MAX_PARAMETERS or not all(_is_parameter(name) for name in members):
+        return None
+    found = [_Parameter(name, member, name in required) for name, member in members.items()]
+    return sorted(found, key=lambda parameter: not parameter.is_required)
+
+
+def _names_in(required: Any) -> list[str]:
+    names = required if isinstance(required, list | tuple) else ()
+    return list(dict.fromkeys([name for name in names if isinstance(name, str)]))
+
+
+def _default(schema: Any) -> ast.expr:
+    """Return a parameter's default as it is shown; ``...`` where there is none that is short, and plain JSON."""
+    if isinstance(schema, Mapping) and "default" in schema:
+        try:
+            shown = repr(thaw(schema["default"]))
+            if len(shown) <= DEFAULT_CHARS and _clean(shown) == shown:
+                value = ast.literal_eval(shown)
+                if value == value:  # noqa: PLR0124 - a NaN is written as a name
+                    return ast.parse(shown, mode="eval").body
+        except (ValueError, SyntaxError, TypeError, RecursionError):
+            pass
+    return ast.Constant(...)
+
+
+# --- types ----------------------------------------------------------------------------------------------------------
+
+
+ANY = "Any"
+PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
+
+
+class _Types:
+    """JSON Schemas as annotations; objects become ``TypedDict`` classes."""
+
+    def __init__(self, root: Any, taken: set[str], left: int) -> None:
+        self._root, self._taken, self._left = root, taken, left
+        self.classes: list[ast.stmt] = []
+
+    def annotation(self, schema: Any, hint: str, depth: int = 0) -> ast.expr:
+        """Return *schema* as an annotation; a class that it needs is called as *hint* says."""
+        self._left -= 1
+        if self._left < 0 or depth > MAX_DEPTH_LEVELS:
+            return _name(ANY)
+        schema = self.resolved(schema)
+        forms = _forms(schema)
+        if forms is not None:
+            return self._union([self.annotation(form, hint, depth + 1) for form in forms])
+        if "const" in schema or isinstance(schema.get("enum"), list | tuple):
+            return _literal([schema["const"]] if "const" in schema else schema["enum"])
+        if isinstance(schema.get("allOf"), list | tuple) and len(schema["allOf"]) == 1 and "properties" not in schema:
+            return self.annotation(schema["allOf"][0], hint, depth + 1)
+        return self._plain(schema, hint, depth)
+
+    def resolved(self, schema: Any) -> Mapping[str, Any]:
+        """Return what *schema* refers to; what cannot be found, and what is not an object, says nothing."""
+        for _ in range(MAX_DEPTH_LEVELS):
+            if not isinstance(schema, Mapping):
+                return {}
+            if not isinstance(schema.get("$ref"), str):
+                return schema
+            schema = _pointed(self._root, schema["$ref"])
+        return {}
+
+    def _plain(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
+        kind = schema.get("type")
+        if kind is None and isinstance(schema.get("properties"), Mapping):
+            kind = "object"
+        if kind == "null":
+            return ast.Constant(None)
+        if kind == "array":
+            return self._array(schema, hint, depth)
+        if kind == "object":
+            return self._object(schema, hint, depth)
+        return _name(PLAIN.get(kind, ANY) if isinstance(kind, str) else ANY)
+
+    def _array(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
+        return _of("list", self.annotation(schema.get("items"), f"{hint}Item", depth + 1))
+
+    def _object(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping) or not properties:
+            others = self.annotation(schema.get("additionalProperties"), f"{hint}Value", depth + 1)
+            return _of("dict", _name("str"), others)
+        names = list(properties)
+        if len(names) > MAX_PARAMETERS or not all(_is_literal(name) for name in names):
+            return _of("dict", _name("str"), _name(ANY))
+        required = set(_names_in(schema.get("required")))
+        fields: dict[str, ast.expr] = {}
+        for name, member in properties.items():
+            field = self.annotation(member, f"{hint}{_camel(name)}", depth + 1)
+            fields[name] = field if name in required else _of("NotRequired", field)
+        return self._class(hint, fields)
+
+    def _class(self, hint: str, fields: Mapping[str, ast.expr]) -> ast.expr:
+        called = _free(hint[:MAX_NAME_CHARS], self._taken)
+        self._taken.add(called)
+        base = _name("TypedDict")
+        # Names that begin with two underscores would get the class's name before them.
+        if all(_is_parameter(name) and not name.startswith("__") for name in fields):
+            body: list[ast.stmt] = [
+                ast.AnnAssign(ast.Name(name, ast.Store()), field, None, 1) for name, field in fields.items()
+            ]
+            made: ast.stmt = ast.ClassDef(name=called, bases=[base], keywords=[], body=body, decorator_list=[])
+            if "type_params" in made._fields:  # Python 3.12
+                made.type_params = []  # type: ignore[attr-defined,unused-ignore]
+        else:
+            members = ast.Dict([ast.Constant(name) for name in fields], list(fields.values()))
+            made = ast.Assign([ast.Name(called, ast.Store())], ast.Call(base, [ast.Constant(called), members], []))
+        self.classes.append(made)
+        return _name(called)
+
+    def _union(self, members: Sequence[ast.expr]) -> ast.expr:
+        distinct = list({ast.dump(member): member for member in members}.values())
+        if not distinct or any(isinstance(m, ast.Name) and m.id == ANY for m in distinct):
+            return _name(ANY)
+        made = distinct[0]
+        for member in distinct[1:]:
+            made = ast.BinOp(made, ast.BitOr(), member)
+        return made
+
+
+def _forms(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Return the forms that a value may have, of which a union is made; ``None`` where there is but one."""
+    if schema.get("nullable") is True:
+        return [{name: value for name, value in schema.items() if name != "nullable"}, {"type": "null"}]
+    for word in ("anyOf", "oneOf"):
+        forms = schema.get(word)
+        if isinstance(forms, list | tuple) and "properties" not in schema:
+            return list(forms) if len(forms) <= MAX_UNION_MEMBERS else [{}]
+    kinds = schema.get("type")
+    if isinstance(kinds, list | tuple):
+        if len(kinds) > MAX_UNION_MEMBERS or not ("enum" not in schema and "const" not in schema):
+            return [{k: v for k, v in schema.items() if k != "type"}]
+        return [{**schema, "type": kind} for kind in kinds]
+    return None
+
+
+def _literal(values: Sequence[Any]) -> ast.expr:
+    if not 0 < len(values) <= MOST_LITERALS or not all(_is_literal(value) for value in values):
+        return _name(ANY)
+    distinct = {(type(value).__name__, value): value for value in values}
+    members = [_constant(value) for value in distinct.values()]
+    if len(members) == 1 and distinct == {("NoneType", None): None}:
+        return members[0]
+    inner: ast.expr = members[0] if len(members) == 1 else ast.Tuple(members, ast.Load())
+    return ast.Subscript(_name("Literal"), inner, ast.Load())
+
+
+def _is_literal(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= LITERAL_CHARS and _clean(value) == value
+    return value is None or isinstance(value, bool) or (type(value) is int and abs(value) <= MAX_INT)
+
+
+def _constant(value: Any) -> ast.expr:
+    if type(value) is int and value < 0:
+        return ast.UnaryOp(ast.USub(), ast.Constant(-value))
+    return ast.Constant(value)
+
+
+def _name(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+def _of(generic: str, *parts: ast.expr) -> ast.expr:
+    inner = parts[0] if len(parts) == 1 else ast.Tuple(list(parts), ast.Load())
+    return ast.Subscript(_name(generic), inner, ast.Load())
+
+
+def _camel(name: str) -> str:
+    parts = re.sub(r"[^A-Za-z0-9]", " ", name).split()
+    return "".join([part[0].upper() + part[1:] for part in parts]) or "Value"
+
+
+def _pointed(root: Any, ref: str) -> Any:
+    """Return what a reference inside of *root* points to, and ``None`` for any other."""
+    if not ref.startswith("#"):
+        return None
+    found = root
+    for part in unquote(ref[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(key)
+        elif isinstance(found, list | tuple) and key.isascii() and key.isdigit() and int(key[:6]) < len(found):
+            found = found[int(key[:6])]
+        else:
+            return None
+    return found
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def _clean(text: str) -> str:
+    """Return *text* without what is not printed, such as marks that turn the direction of writing, and lone surrogates."""
+    return "".join([char for char in text if char.isprintable()])
+
+
+def _line(text: Any, most: int) -> str:
+    """Return a foreign text as one line of at most so many characters."""
+    words = " ".join(text[: 4 * most].split()) if isinstance(text, str) else ""
+    line = _clean(words)
+    return line if len(line) <= most else f"{line[: most - 3].rstrip()}..."
+
+
+def _summary(description: str) -> str:
+    return _line(description.strip().partition("\n")[0], PARAMETER_CHARS)
+
+
+def _docstring(source: _StubSource) -> str:
+    lines = [_line(source.description, DESCRIPTION_CHARS)]
+    properties = _Types(source.schema, set(), 0).resolved(source.schema).get("properties")
+    for name, member in properties.items() if isinstance(properties, Mapping) else ():
+        said = _line(member.get("description"), PARAMETER_CHARS) if isinstance(member, Mapping) else ""
+        if said:
+            lines.append(f"{_line(name, MAX_NAME_CHARS)}: {said}")
+    return _cut([line for line in lines if line])
+
+
+def _cut(lines: Iterable[str]) -> str:
+    kept, left = [], DOCSTRING_CHARS
+    for line in lines:
+        left -= len(line) + 1
+        if left < 0:
+            break
+        kept.append(line)
+    return f"\n{INDENT}".join(kept)

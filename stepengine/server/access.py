@@ -1,0 +1,1052 @@
+"""
+Who may use a server, and what is refused before any route sees it.
+
+What lives here: callers and their scopes, tokens, one-time links for browsers, the guard in front of the application, and whether
+a folder of runs may be trusted.
+
+What must not: routes, runs, and whose run is whose, which is decided where runs are looked up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import inspect
+import ipaddress
+import json
+import logging
+import math
+import os
+import re
+import secrets
+import stat
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing
+from stepengine.server.extra import check_extra
+from stepengine.server.problems import Problem, problem_of
+from stepengine.workspace.after_fork import Lock
+from stepengine.workspace.atomic import replace_path
+from stepengine.workspace.calls import OTHERS_BITS, OTHERS_WRITE_BITS, OWNER_FILE_MODE
+from stepengine.workspace.http_connections import note_verified
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = (
+    "SCOPES",
+    "Authenticate",
+    "Caller",
+    "Caps",
+    "Guard",
+    "KnownToken",
+    "Logins",
+    "ScopeName",
+    "Tokens",
+    "caller_of",
+    "check_folder",
+    "opened_secret",
+)
+
+logger = logging.getLogger(__name__)
+
+ScopeName: TypeAlias = Literal["read", "run", "answer", "debug", "metrics", "admin"]
+SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
+
+
+def _scopes(given: Iterable[str]) -> frozenset[ScopeName]:
+    found = frozenset(given)
+    strange = sorted(found.difference(SCOPES))
+    if strange or not found or isinstance(given, str):
+        said = f"{', '.join(map(repr, strange))} is no scope" if strange else "there is no scope"
+        msg = f"{said}; some of {list_names(SCOPES, strange[0] if strange else '')} would be fine"
+        raise DefinitionError(msg)
+    return frozenset(scope for scope in SCOPES if scope in found)
+
+
+@frozen
+class Caller:
+    """
+    Who makes a request. What belongs to somebody belongs to a *name*: two tokens of one owner are one caller.
+
+    Attributes:
+        name: Whose runs these are, and what an answer's ``by`` says.
+        scopes: What the caller may do: ``read``, ``run``, ``answer``, ``debug``, ``metrics``; ``admin`` holds all of them.
+    """
+
+    name: str
+    scopes: frozenset[ScopeName] = attrs.field(converter=_scopes)
+
+    def may(self, scope: ScopeName) -> bool:
+        """Return whether the caller has a scope."""
+        return scope in self.scopes or "admin" in self.scopes
+
+    def must(self, scope: ScopeName) -> None:
+        """
+        Let who has a scope pass.
+
+        Raises:
+            Problem: 403, for everybody else.
+        """
+        if not self.may(scope):
+            msg = f"this needs the scope {scope!r}; this caller has {', '.join(sorted(self.scopes))}"
+            raise Problem(msg, status=403, kind="scope_missing", members={"scope": scope})
+
+
+def caller_of(request: Request | Scope) -> Caller:
+    """
+    Return who makes a request that the guard let through.
+
+    Raises:
+        Problem: 401, where no guard stands in front, or the path is open to everybody.
+    """
+    scope = request if isinstance(request, dict) else request.scope  # type: ignore[union-attr,unused-ignore]
+    found = scope.get(CALLER)
+    if not isinstance(found, Caller):
+        raise _unknown()
+    return found
+
+
+CALLER = "stepengine.caller"
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+PREFIX = "sk-stepengine-"
+"""Scanners of keys, ours and those of others, know what begins so for a secret."""
+TOKEN_BYTES = 32
+MAX_TOKEN = 1_024
+"""Characters of what is looked up at all."""
+MAX_FILE = 4 * 1024 * 1024
+MAX_TOKENS = 10_000
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+FORMAT = 1
+
+
+@frozen(kw_only=True)
+class KnownToken:
+    """
+    A token as its file knows it: all but the token.
+
+    Attributes:
+        name: What it is removed by.
+        owner: The name of its caller.
+        scopes: What its caller may do.
+        created: When it was made, in UTC.
+        expires: From when on it is worth nothing; ``None`` for never.
+    """
+
+    name: str
+    owner: str
+    scopes: frozenset[ScopeName] = attrs.field(converter=_scopes)
+    created: datetime
+    expires: datetime | None = None
+
+
+@frozen
+class _Entry:
+    digest: bytes
+    known: KnownToken
+
+
+class Tokens:
+    """
+    The tokens of a server: a JSON file of their SHA-256 digests, which nobody but its owner may read or write.
+
+    Several processes may use one file: a change is made under a lock, and seen by every process at its next look.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], datetime]) -> None:
+        self.path = path.absolute()
+        self._clock = clock
+        self._seen: tuple[int, ...] | None = None
+        self._entries: tuple[_Entry, ...] = ()
+        self._reading = Lock()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Tokens:
+        """
+        Return the tokens of a file, which the first ``add`` makes.
+
+        Raises:
+            DefinitionError: where others could read or change the file.
+            DataError: where it is not a file of tokens.
+        """
+        tokens = cls(Path(path), clock=clock)
+        tokens._read()
+        return tokens
+
+    def add(
+        self, name: str, scopes: Iterable[ScopeName], expires: datetime | None = None, owner: str | None = None
+    ) -> str:  # fmt: skip
+        """
+        Make a token of 256 random bits, and return it: this is the only time that it is seen.
+
+        Args:
+            name: What it is listed and removed by.
+            scopes: What its caller may do.
+            expires: From when on it is worth nothing, with its time zone; ``None`` for never.
+            owner: The name of its caller; *name* by default.
+
+        Raises:
+            DefinitionError: for a name that is taken, an unknown scope, a time in the past.
+        """
+        owner = name if owner is None else owner
+        for what, said in (("name", name), ("owner", owner)):
+            if not NAME.fullmatch(said):
+                msg = f"{said[:80]!r} cannot be the {what} of a token; 1 to 64 letters, digits and . _ @ + - would be fine"
+                raise DefinitionError(msg)
+        now = self._clock()
+        if expires is not None and (expires.tzinfo is None or expires <= now):
+            msg = f"a token that expires at {expires.isoformat()} would be worth nothing; a time to come, with its time zone, would be fine"
+            raise DefinitionError(msg)
+        token = f"{PREFIX}{secrets.token_urlsafe(TOKEN_BYTES)}"
+        made = KnownToken(name=name, owner=owner, scopes=scopes, created=now, expires=expires)
+        with self._changing() as entries:
+            if any(entry.known.name == name for entry in entries):
+                msg = f"there is a token {name!r} in {str(self.path)!r}; another name would be fine, or remove it first"
+                raise DefinitionError(msg)
+            if len(entries) >= MAX_TOKENS:
+                msg = f"{str(self.path)!r} holds {MAX_TOKENS:,} tokens, and no file holds more; remove some"
+                raise DefinitionError(msg)
+            entries.append(_Entry(_digest(token), made))
+        return token
+
+    def find(self, token: str) -> Caller | None:
+        """
+        Return whose token it is; ``None`` where it is nobody's, or has expired.
+
+        It takes as long for a wrong token as for a right one, and looks at the file again where that was changed.
+        """
+        digest, found = _digest(token[:MAX_TOKEN]), None
+        # All of them, and no early way out: how long a refusal takes would tell how near a guess was. Digests are
+        # compared, so that the file is of no use to who reads it.
+        for entry in self._read():
+            if hmac.compare_digest(entry.digest, digest):
+                found = entry.known
+        if found is None or (found.expires is not None and found.expires <= self._clock()):
+            return None
+        return Caller(found.owner, found.scopes)
+
+    def listed(self) -> tuple[KnownToken, ...]:
+        """Return what is known of each token, the oldest first; those that have expired, too."""
+        return tuple([entry.known for entry in self._read()])
+
+    def remove(self, name: str) -> bool:
+        """Remove a token; return whether there was one of that name."""
+        with self._changing() as entries:
+            kept = [entry for entry in entries if entry.known.name != name]
+            was_there = len(kept) < len(entries)
+            entries[:] = kept
+        return was_there
+
+    @contextmanager
+    def _changing(self) -> Iterator[list[_Entry]]:
+        """Hold the lock of the file, which lies beside it, against other threads and processes, and write what was changed."""
+        import fcntl
+
+        try:
+            # A file of its own beside: the tokens are replaced as a whole file, and a lock on the old one would hold
+            # nobody who opens the new one.
+            fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNER_FILE_MODE)
+        except OSError as error:
+            msg = f"tokens cannot be kept in {str(self.path)!r}: {error.strerror or type(error).__name__}"
+            raise DefinitionError(msg) from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            before = self._read()
+            entries = list(before)
+            yield entries
+            if tuple(entries) != before:
+                data = json.dumps({"format": FORMAT, "tokens": [_entry_as_json(entry) for entry in entries]}, indent=1)
+                replace_path(self.path, f"{data}\n".encode(), mode=OWNER_FILE_MODE)
+        finally:
+            # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+    def _read(self) -> tuple[_Entry, ...]:
+        with self._reading:
+            with opened_secret(self.path, "tokens") as fd:
+                if fd is None:
+                    self._seen, self._entries = None, ()
+                    return ()
+                status = os.fstat(fd)
+                # Five facts of the file, since two changes within one tick of the clock leave time and size alike; a
+                # replaced file has another inode.
+                seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                if seen != self._seen:
+                    with open(fd, "rb", closefd=False) as file:
+                        self._entries = _entries(file.read(MAX_FILE + 1), self.path)
+                    self._seen = seen
+            return self._entries
+
+
+@contextmanager
+def opened_secret(path: Path, what: str) -> Iterator[int | None]:
+    """
+    Open a file of secrets that nobody else may have read or written, or put there; ``None`` where there is none.
+
+    Args:
+        path: The file.
+        what: What it holds, in words.
+
+    Raises:
+        DefinitionError: for any other file.
+    """
+    try:
+        # What is opened is what is checked, by its descriptor: asked by name, somebody could put another file there in
+        # between. `O_NONBLOCK`, or a pipe of that name would hold the server for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        yield None
+        return
+    except OSError as error:
+        msg = f"{str(path)!r} cannot be read as a file of {what}: {error.strerror or type(error).__name__}"
+        raise DefinitionError(msg) from None
+    try:
+        _check_secret(os.fstat(fd), path, what)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _check_secret(status: os.stat_result, path: Path, what: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        msg = f"{str(path)!r} is not a regular file; a file of {what} is one"
+        raise DefinitionError(msg)
+    if status.st_uid != os.geteuid():
+        msg = f"{str(path)!r} belongs to another user, who could let anybody in; a file of your own would be fine"
+        raise DefinitionError(msg)
+    if status.st_mode & OTHERS_BITS:
+        msg = (
+            f"{str(path)!r} may be read or written by others (mode {stat.S_IMODE(status.st_mode):04o}); `chmod 600` it"
+        )
+        raise DefinitionError(msg)
+    folder = path.parent.stat()
+    if folder.st_mode & OTHERS_WRITE_BITS and not folder.st_mode & stat.S_ISVTX:
+        msg = f"others may write to the folder {str(path.parent)!r}, and so replace the {what} in it; `chmod go-w` it"
+        raise DefinitionError(msg)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _entry_as_json(entry: _Entry) -> dict[str, Any]:
+    known = entry.known
+    return {
+        "name": known.name,
+        "owner": known.owner,
+        "scopes": sorted(known.scopes),
+        "created": known.created.isoformat(),
+        "expires": known.expires and known.expires.isoformat(),
+        "sha256": entry.digest.hex(),
+    }
+
+
+def _entries(data: bytes, path: Path) -> tuple[_Entry, ...]:
+    """
+    Read a file of tokens.
+
+    Raises:
+        DataError: for whatever ``Tokens`` would not have written; what stands there is not shown.
+    """
+    try:
+        if len(data) > MAX_FILE:
+            msg = f"{str(path)!r} has more than {MAX_FILE:,} bytes; a file of tokens is smaller"
+            raise DataError(msg)
+        read = json.loads(data)
+        if read["format"] != FORMAT:
+            msg = f"{str(path)!r} has another format than {FORMAT}, which a newer version may have written"
+            raise DataError(msg, path="$.format")
+        return tuple([_entry(each) for each in read["tokens"]])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DefinitionError):
+        msg = f"{str(path)!r} is not a file of tokens; `stepengine tokens add` makes one"
+        raise DataError(msg) from None
+
+
+def _entry(each: Mapping[str, Any]) -> _Entry:
+    digest = bytes.fromhex(each["sha256"])
+    times = [None if each[k] is None else datetime.fromisoformat(each[k]) for k in ("created", "expires")]
+    created, expires = times
+    if created is None or not NAME.fullmatch(each["name"]) or not NAME.fullmatch(each["owner"]):
+        raise ValueError
+    if len(digest) != hashlib.sha256().digest_size or any(t is not None and t.tzinfo is None for t in times):
+        raise ValueError
+    known = KnownToken(
+        name=each["name"], owner=each["owner"], scopes=each["scopes"], created=created, expires=expires
+    )  # fmt: skip
+    return _Entry(digest, known)
+
+
+# --- browsers -------------------------------------------------------------------------------------------------------
+
+
+@attrs.define
+class _Session:
+    caller: Caller
+    until: float
+
+
+class Logins:
+    """
+    One-time links by which a browser gets the token of a session, and these sessions; both are kept in memory, and end with the server.
+
+    The code of a link is behind its ``#``, so that no server and no log sees it. The page sends it in the body of a ``POST`` to *path*,
+    and gets a token that it sends with each request. A cookie would be sent to every server on the same host.
+
+    Args:
+        seconds: How long a link may be used, once.
+        session_seconds: How long a session lasts.
+        path: Where the guard exchanges the code of a link, below where the application is mounted.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self, *, seconds: float = 60, session_seconds: float = 12 * 3600, path: str = "/login",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.seconds, self.session_seconds, self.path = seconds, session_seconds, path
+        self._clock = clock
+        self._codes: OrderedDict[bytes, _Session] = OrderedDict()
+        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
+        self._operators: set[bytes] = set()
+        self._lock = Lock()
+
+    def make(self, caller: Caller | None = None) -> str:
+        """Return the path of a link that lets a browser in once as *caller*; by default as whoever started the server."""
+        code = secrets.token_urlsafe(TOKEN_BYTES)
+        with self._lock:
+            _keep(self._codes, _digest(code), _Session(caller or OPERATOR, self._clock() + self.seconds), self._clock())
+        return f"/#login={code}"
+
+    def make_token(self) -> str:
+        """Return a token of whoever started the server, which lasts as long as the server."""
+        secret = secrets.token_urlsafe(TOKEN_BYTES)
+        with self._lock:
+            self._operators.add(_digest(secret))
+        return secret
+
+    def exchange(self, code: str) -> str | None:
+        """Return the token of a new session for the code of a link; ``None`` where it was used, or came too late."""
+        with self._lock:
+            # Taken out before it is looked at: the same link twice, even at the same moment, is one session.
+            found = self._codes.pop(_digest(code[:MAX_TOKEN]), None)
+            if found is None or found.until <= self._clock():
+                return None
+            secret = secrets.token_urlsafe(TOKEN_BYTES)
+            until = self._clock() + self.session_seconds
+            _keep(self._sessions, _digest(secret), _Session(found.caller, until), self._clock())
+            return secret
+
+    def find(self, secret: str) -> Caller | None:
+        """Return whose token it is; ``None`` where it is nobody's, or its session has ended."""
+        # What is compared are digests of what was sent, so how long it takes says nothing of a secret that is known.
+        digest = _digest(secret[:MAX_TOKEN])
+        with self._lock:
+            found = self._sessions.get(digest)
+            if digest in self._operators:
+                return OPERATOR
+        return found.caller if found is not None and self._clock() < found.until else None
+
+    def end(self, secret: str) -> None:
+        """End a session."""
+        with self._lock:
+            self._sessions.pop(_digest(secret[:MAX_TOKEN]), None)
+
+
+OPERATOR = Caller("operator", frozenset({"admin"}))
+"""Whoever started the server."""
+MAX_SESSIONS = 10_000
+
+
+def _keep(among: OrderedDict[bytes, _Session], digest: bytes, new: _Session, now: float) -> None:
+    """Keep one more; what has ended goes, and the oldest where there are too many."""
+    # All of one kind last equally long, so what ended stands in front.
+    while among and (len(among) >= MAX_SESSIONS or next(iter(among.values())).until <= now):
+        among.popitem(last=False)
+    among[digest] = new
+
+
+# --- the guard ------------------------------------------------------------------------------------------------------
+
+Authenticate: TypeAlias = "Callable[[Request], Caller | Awaitable[Caller | None] | None]"
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+LOGOUT = "/logout"
+MAX_BUCKETS = 10_000
+MAX_DIGITS = 18
+PORTS = {"http": "80", "https": "443"}
+HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
+ORIGIN = re.compile(r"(https?)://([^/?#@\s]{1,260})")
+SECURITY = {
+    "content-security-policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    # An application's own policy need not say anything of frames.
+    "x-frame-options": "DENY",
+    "cache-control": "no-store",
+}
+"""What every answer says that does not say so itself."""
+PREFLIGHT = {
+    "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE",
+    "access-control-allow-headers": (
+        "authorization, content-type, idempotency-key, last-event-id, ai-sdk-version, mcp-session-id, mcp-protocol-version"
+    ),
+    "access-control-max-age": "600",
+}
+
+
+def _positive(_: object, of: attrs.Attribute[Any], value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        msg = f"Caps({of.name}={value!r}) is not a number above 0"
+        raise DefinitionError(msg)
+
+
+@frozen(kw_only=True)
+class Caps:
+    """
+    How much a client may send.
+
+    Attributes:
+        body: Bytes of a request's body.
+        body_seconds: How long a body may take to arrive.
+        rate: Requests a second of one caller, in the long run; of one address where a path is open to everybody.
+        burst: Requests that a caller may make at once before *rate* holds.
+        at_once: Requests of one caller that are answered at the same time; one that watches a run counts as long as it watches.
+        failures: Failed logins of one address in *failure_seconds*.
+        failure_seconds: See *failures*.
+    """
+
+    body: int = attrs.field(default=1024 * 1024, validator=_positive)
+    body_seconds: float = attrs.field(default=30.0, validator=_positive)
+    rate: float = attrs.field(default=200.0, validator=_positive)
+    burst: int = attrs.field(default=2_000, validator=_positive)
+    at_once: int = attrs.field(default=10_000, validator=_positive)
+    failures: int = attrs.field(default=30, validator=_positive)
+    failure_seconds: float = attrs.field(default=60.0, validator=_positive)
+
+
+class Guard:
+    """
+    The ASGI middleware in front of an application: it lets through who is known, and what is no attack and no flood.
+
+    A caller is known by ``Authorization: Bearer TOKEN``, the token of a browser's session included, or by *authenticate*. What is let
+    through has its whole body already, and ``caller_of(request)``. Everything else gets a problem document; so does what the
+    application fails at. Web sockets are refused.
+
+    Args:
+        app: The application.
+        tokens: Who is known by a token.
+        logins: Links and sessions of browsers: ``POST /login`` with ``{"code": ...}`` returns the token of a session, ``POST /logout``
+            ends it, and ``POST /login/links`` returns another link to who has the scope ``admin``.
+        authenticate: A function of a Starlette ``Request`` for an application's own users, async or not; ``None`` is nobody.
+        hosts: Names under which the server is reached, as ``example.com``, or ``example.com:8443`` for one port alone; loopback's
+            by default. ``"*"`` lets any name pass: only behind a proxy that looks at them.
+        cors: Origins whose pages may call with a token, as ``https://example.com``; none by default.
+        open_paths: Paths that need no caller and are reached under any name; what ends with ``/`` is the start of such paths.
+        page_paths: Paths that need no caller, but the server's own name: those of a page that holds no data. ``"/"`` is that path alone.
+        caps: How much a client may send.
+        clock: Seconds that only grow.
+
+    Raises:
+        DefinitionError: where nobody could ever be known, a host or an origin is none, or the extra ``serve`` is not installed.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, tokens: Tokens | None = None, logins: Logins | None = None,
+        authenticate: Authenticate | None = None, hosts: Collection[str] = LOOPBACK, cors: Collection[str] = (),
+        open_paths: Collection[str] = ("/health",), page_paths: Collection[str] = (), caps: Caps | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        check_extra()
+        if tokens is None and logins is None and authenticate is None:
+            msg = "a guard needs tokens=, logins= or authenticate=; without one of them nobody would be known"
+            raise DefinitionError(msg)
+        caps = caps or Caps()
+        self.app, self.tokens, self.logins, self.authenticate, self.caps = app, tokens, logins, authenticate, caps
+        self.hosts, self.cors = _hosts(hosts), _origins(cors)
+        self.open_paths, self.page_paths = tuple(open_paths), tuple(page_paths)
+        self._requests = _Buckets(caps.rate, caps.burst, clock)
+        self._failures = _Buckets(caps.failures / caps.failure_seconds, caps.failures, clock)
+        self._at_once: dict[str, int] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._answer(_RequestFacts(scope), receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": "there are no web sockets here"})
+
+    async def _answer(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+        more = self._cors_headers(asked)
+        has_begun = False
+
+        async def guarded(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                message = {**message, "headers": _secured(message.get("headers", ()), more)}
+            await send(message)
+
+        try:
+            await self._serve(asked, receive, guarded)
+        except _Gone:
+            return
+        except Exception as error:
+            if has_begun:
+                raise
+            await problem_of(error).response()(asked.scope, receive, guarded)
+
+    async def _serve(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+        if not asked.query().isascii():
+            # Applications that decode it would fail at it.
+            msg = "the query of this request is not percent-encoded"
+            raise Problem(msg, status=400, kind="bad_request")
+        if _is_among(asked.path, self.open_paths):
+            await self._serve_anybody(asked, receive, send)
+            return
+        self._check_host(asked)
+        if asked.method in SAFE and _is_among(asked.path, self.page_paths):
+            await self._serve_anybody(asked, receive, send)
+            return
+        if self._is_preflight(asked):
+            await _empty(204, PREFLIGHT)(asked.scope, receive, send)
+            return
+        logins, is_posted = self.logins, asked.method == "POST"
+        if logins is not None and asked.path == logins.path and is_posted:
+            self._limit(self._failures, asked.address, cost=0)
+            body = await self._body(asked, receive)
+            await self._logged_in(asked, logins, body)(asked.scope, receive, send)
+            return
+        caller = await self._caller(asked)
+        note_verified(asked.scope)
+        self._limit(self._requests, f"caller {caller.name}")
+        with self._count_request(caller):
+            body = await self._body(asked, receive)
+            if logins is not None and asked.path == LOGOUT and is_posted:
+                logins.end(asked.bearer() or "")
+                await _empty(204, {})(asked.scope, receive, send)
+            elif logins is not None and asked.path == f"{logins.path}/links" and is_posted:
+                caller.must("admin")
+                await _said({"link": logins.make(caller)})(asked.scope, receive, send)
+            else:
+                await self.app({**asked.scope, CALLER: caller}, _replay_body(body, receive), send)
+
+    async def _serve_anybody(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+        self._limit(self._requests, f"address {asked.address}")
+        body = await self._body(asked, receive)
+        await self.app(asked.scope, _replay_body(body, receive), send)
+
+    # --- who it is ---
+
+    async def _caller(self, asked: _RequestFacts) -> Caller:
+        bearer = asked.bearer()
+        if bearer is not None and self.tokens is not None and (caller := self._by_token(self.tokens, bearer)):
+            return caller
+        if bearer is not None and self.logins is not None and (caller := self.logins.find(bearer)):
+            return caller
+        if self.authenticate is not None and (caller := await self._by_application(self.authenticate, asked)):
+            self._check_origin(asked, self.cors)
+            return caller
+        raise self._refuse(asked)
+
+    def _by_token(self, tokens: Tokens, bearer: str) -> Caller | None:
+        try:
+            return tokens.find(bearer)
+        except (DefinitionError, DataError) as error:
+            logger.error("%s", error.message)  # noqa: TRY400  (what is wrong with the file is said; the way here is no help)
+            msg = "the server's file of tokens cannot be used; its log says why"
+            raise Problem(msg, status=503, kind="tokens_unusable") from error
+
+    async def _by_application(self, authenticate: Authenticate, asked: _RequestFacts) -> Caller | None:
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import Request
+
+        if asked.is_presented():
+            self._limit(self._failures, asked.address, cost=0)
+        request = Request(asked.scope)
+        if inspect.iscoroutinefunction(authenticate) or inspect.iscoroutinefunction(type(authenticate).__call__):
+            found = authenticate(request)
+        else:
+            found = await run_in_threadpool(authenticate, request)
+        caller = await found if inspect.isawaitable(found) else found
+        if caller is not None and not isinstance(caller, Caller):
+            msg = f"authenticate= returned a {type(caller).__name__}, not a Caller or None"
+            raise TypeError(msg)
+        return caller
+
+    def _refuse(self, asked: _RequestFacts) -> Problem:
+        if asked.is_presented():
+            self._limit(self._failures, asked.address)
+        return _unknown()
+
+    def _logged_in(self, asked: _RequestFacts, logins: Logins, body: bytes) -> Response:
+        try:
+            code = json.loads(body)["code"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            code = ""
+        token = logins.exchange(code) if isinstance(code, str) else None
+        if token is None:
+            self._limit(self._failures, asked.address)
+            msg = "this link was used before, or is too old; `stepengine studio --link` prints another one"
+            raise Problem(msg, status=401, kind="link_spent", headers={"WWW-Authenticate": "Bearer"})
+        return _said({"token": token, "seconds": int(logins.session_seconds)})
+
+    # --- from where it comes ---
+
+    def _check_host(self, asked: _RequestFacts) -> None:
+        if "*" in self.hosts:
+            return
+        name, port = asked.host()
+        if name not in self.hosts and f"{name}:{port}" not in self.hosts:
+            msg = (
+                "this server is not reached under this name; the names that are fine are those that it was started with"
+            )
+            raise Problem(msg, status=421, kind="foreign_host")
+
+    def _check_origin(self, asked: _RequestFacts, others: Collection[str]) -> None:
+        """Raise for requests that a page of another site makes a browser send in its user's name."""
+        site, origin = asked.header("sec-fetch-site"), asked.header("origin")
+        if asked.method in SAFE:
+            # A link is followed; a script, an image or a frame of another site has no business here.
+            is_followed = asked.header("sec-fetch-mode") == "navigate" and asked.header("sec-fetch-dest") == "document"
+            is_fine = site in {None, "same-origin", "none"} or is_followed or origin in others
+        elif origin is None and site is None:
+            is_fine = asked.header("cookie") is None
+        elif origin in others:
+            is_fine = True
+        else:
+            is_fine = site in {None, "same-origin", "none"} and (origin is None or asked.is_own(origin))
+        if not is_fine:
+            msg = "a page of another site asked for this; a program sends a token instead of a cookie"
+            raise Problem(msg, status=403, kind="cross_site")
+
+    def _is_preflight(self, asked: _RequestFacts) -> bool:
+        is_asked = asked.method == "OPTIONS" and asked.header("access-control-request-method") is not None
+        return is_asked and asked.header("origin") in self.cors
+
+    def _cors_headers(self, asked: _RequestFacts) -> dict[str, str]:
+        if not self.cors:
+            return {}
+        origin = asked.header("origin")
+        if origin is None or origin not in self.cors:
+            return {"vary": "Origin"}
+        return {
+            "vary": "Origin",
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": "location, retry-after, mcp-session-id",
+            "cross-origin-resource-policy": "cross-origin",
+        }
+
+    # --- how much it is ---
+
+    def _limit(self, buckets: _Buckets, key: str, *, cost: int = 1) -> None:
+        wait = buckets.take(key, cost)
+        if wait > 0:
+            seconds = str(math.ceil(wait))
+            msg = f"these are too many requests; the next one is fine in {seconds} s"
+            raise Problem(msg, status=429, kind="rate_limited", headers={"Retry-After": seconds})
+
+    @contextmanager
+    def _count_request(self, caller: Caller) -> Iterator[None]:
+        count = self._at_once.get(caller.name, 0)
+        if count >= self.caps.at_once:
+            msg = f"{count:,} requests of this caller are being answered; end some of them first"
+            raise Problem(msg, status=429, kind="too_many_at_once", headers={"Retry-After": "1"})
+        self._at_once[caller.name] = count + 1
+        try:
+            yield
+        finally:
+            self._at_once[caller.name] -= 1
+            if not self._at_once[caller.name]:
+                del self._at_once[caller.name]
+
+    async def _body(self, asked: _RequestFacts, receive: Receive) -> bytes:
+        """
+        Return the whole body, so that no application ever acts on half of one.
+
+        Raises:
+            Problem: 400, 408 or 413.
+            _Gone: where the client left before its end.
+        """
+        length = asked.header("content-length")
+        if length is not None and not (length.isascii() and length.isdigit()):
+            msg = "Content-Length is not a number"
+            raise Problem(msg, status=400, kind="bad_request")
+        if length is not None and (len(length) > MAX_DIGITS or int(length) > self.caps.body):
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.caps.body_seconds):
+                while await self._more(receive, body):
+                    pass
+        except TimeoutError:
+            msg = f"the body of this request did not arrive within {self.caps.body_seconds:g} s"
+            raise Problem(msg, status=408, kind="slow_body", headers={"Connection": "close"}) from None
+        return bytes(body)
+
+    async def _more(self, receive: Receive, body: bytearray) -> bool:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        body += message.get("body", b"")
+        if len(body) > self.caps.body:
+            raise self._too_large()
+        return bool(message.get("more_body", False))
+
+    def _too_large(self) -> Problem:
+        msg = f"the body of this request is larger than {self.caps.body:,} bytes"
+        return Problem(msg, status=413, kind="body_too_large", headers={"Connection": "close"})
+
+
+class _Gone(Exception):
+    """The client left before it had sent its whole request: there is nobody to answer, and nothing to act on."""
+
+
+class _RequestFacts:
+    """What a request says of itself, read from its scope: bytes of strangers."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self._headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            self._headers.setdefault(name.lower(), []).append(value)
+        root = scope.get("root_path", "")
+        path: str = scope["path"]
+        self.path = path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+    def header(self, name: str) -> str | None:
+        """Return a header; if it is there several times, its values are joined, so that none of them is accepted alone."""
+        found = self._headers.get(name.encode("ascii"))
+        return None if found is None else b", ".join(found).decode("latin-1")
+
+    def is_presented(self) -> bool:
+        """Return whether it says who it is."""
+        return b"authorization" in self._headers or b"cookie" in self._headers
+
+    def bearer(self) -> str | None:
+        """Return the token; ``None`` where there is none, ``""`` where there are several."""
+        found = self._headers.get(b"authorization")
+        if found is None:
+            return None
+        scheme, _, token = found[0].decode("latin-1").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        return token.strip() if len(found) == 1 else ""
+
+    def query(self) -> str:
+        """Return what stands behind the question mark."""
+        return bytes(self.scope.get("query_string", b"")).decode("latin-1")
+
+    def host(self) -> tuple[str, str]:
+        """
+        Return the name that the client used, and the port.
+
+        Raises:
+            Problem: 400, where it says none, or several.
+        """
+        found = HOST.fullmatch((self.header("host") or "").lower())
+        if found is None:
+            msg = "this request says no single Host"
+            raise Problem(msg, status=400, kind="bad_request")
+        return found[1].rstrip("."), found[2] or PORTS.get(self.scope.get("scheme", "http"), "")
+
+    def is_own(self, origin: str) -> bool:
+        """Return whether a page of this very server asks."""
+        found, host = ORIGIN.fullmatch(origin), HOST.fullmatch((self.header("host") or "").lower())
+        if found is None or host is None:
+            return False
+        theirs = HOST.fullmatch(found[2].lower())
+        # The scheme is the page's: a proxy may have taken TLS away on the way to us.
+        port = PORTS[found[1]]
+        return theirs is not None and (theirs[1], theirs[2] or port) == (host[1], host[2] or port)
+
+    @property
+    def address(self) -> str:
+        """The client's address; of IPv6 the network, as one client has all addresses of it."""
+        client = self.scope.get("client")
+        try:
+            found = ipaddress.ip_address(client[0] if client else "")
+        except ValueError:
+            return "local"
+        if found.version == 4:  # noqa: PLR2004
+            return str(found)
+        return str(ipaddress.ip_network((int(found), 64), strict=False))
+
+
+class _Buckets:
+    """A bucket of tokens for each key: *burst* at once, then *rate* a second. The keys that were used last are remembered."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, key: str, cost: int = 1) -> float:
+        """Take *cost* tokens and return 0; where there is not one, take nothing, and return the seconds until there is."""
+        now = self._clock()
+        level, at = self._levels.pop(key, (float(self._burst), now))
+        level = min(self._burst, level + (now - at) * self._rate)
+        wait = 0.0 if level >= 1 else (1 - level) / self._rate
+        self._levels[key] = (level if wait else level - cost, now)
+        if len(self._levels) > MAX_BUCKETS:
+            self._levels.popitem(last=False)
+        return wait
+
+
+def _unknown() -> Problem:
+    msg = "this needs a token: `Authorization: Bearer TOKEN`; `stepengine tokens add` makes one"
+    return Problem(msg, status=401, kind="unauthenticated", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _is_among(path: str, paths: Iterable[str]) -> bool:
+    """Return whether *path* is one of *paths*, or begins with one that ends with a slash."""
+    return any(path == one or (one.endswith("/") and one != "/" and path.startswith(one)) for one in paths)
+
+
+def _said(told: Mapping[str, object]) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(told)
+
+
+def _empty(status: int, headers: Mapping[str, str]) -> Response:
+    from starlette.responses import Response
+
+    return Response(status_code=status, headers=dict(headers))
+
+
+def _secured(
+    headers: Iterable[tuple[bytes, bytes]], more: Mapping[str, str]
+) -> list[tuple[bytes, bytes]]:  # fmt: skip
+    given = [(bytes(name).lower(), bytes(value)) for name, value in headers]
+    added = {**SECURITY, **more}
+    has = {name for name, _ in given} - {b"vary"}
+    return [*given, *[(k.encode(), v.encode("latin-1")) for k, v in added.items() if k.encode() not in has]]
+
+
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return what gives a body that has arrived, then whatever comes after it."""
+    is_given = False
+
+    async def given() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return given
+
+
+def _hosts(given: Collection[str]) -> frozenset[str]:
+    names = frozenset(name.lower().rstrip(".") for name in _several("hosts", given))
+    for name in names:
+        if name != "*" and not HOST.fullmatch(name):
+            msg = f"hosts= holds {name!r}; a name such as 'example.com', '127.0.0.1' or '[::1]' would be fine, with or without a port"
+            raise DefinitionError(msg)
+    return names
+
+
+def _origins(given: Collection[str]) -> frozenset[str]:
+    for origin in _several("cors", given):
+        if not ORIGIN.fullmatch(origin):
+            msg = f"cors= holds {origin!r}; an origin such as 'https://example.com' would be fine, without a path and without *"
+            raise DefinitionError(msg)
+    return frozenset(given)
+
+
+def _several(what: str, given: Collection[str]) -> Collection[str]:
+    if isinstance(given, str):
+        msg = f"{what}={given!r} is one text; a list of them would be fine"
+        raise DefinitionError(msg)
+    return given
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+MAX_LINKS = 40
+
+
+def check_folder(path: str | os.PathLike[str]) -> Path:
+    """
+    Return where a folder of runs really is, or the file of a database of them, if nobody else can put anything there.
+
+    Whoever can write a journal decides what a run that goes on does next.
+
+    Raises:
+        JournalMissing: where there is nothing.
+        JournalError: where it belongs to somebody else, or others may write to it, or may put something else in its place: also
+            where it is a link, for what that leads to.
+    """
+    place, real = Path(os.path.abspath(path)), os.path.realpath(path)  # noqa: PTH100  (links are looked at one by one)
+    for _ in range(MAX_LINKS):
+        link = _first_link(place)
+        if link is None:
+            break
+        rest = place.relative_to(link)
+        place = Path(os.path.abspath(link.parent / link.readlink() / rest))  # noqa: PTH100  (the same)
+    else:
+        msg = f"{os.fspath(path)!r} leads through more than {MAX_LINKS} links"
+        raise JournalError(msg)
+    # What was looked at has to be what the system opens: `..` behind a link leads it elsewhere than the text says.
+    if str(place) != real:
+        msg = f"{os.fspath(path)!r} leads by `..` out of a link; {real!r} would be fine"
+        raise JournalError(msg)
+    _check_own(place)
+    return place
+
+
+def _first_link(place: Path) -> Path | None:
+    """Return the first link on the way to a place; the folders before it are looked at."""
+    for one in [*reversed(place.parents), place]:
+        try:
+            status = one.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            msg = f"there is no {str(place)!r}"
+            raise JournalMissing(msg, path=str(place)) from None
+        except OSError as error:
+            msg = f"{str(one)!r} cannot be looked at: {error.strerror or type(error).__name__}"
+            raise JournalError(msg) from None
+        if status.st_uid not in {0, os.geteuid()}:
+            msg = f"{str(one)!r} belongs to another user, who decides what {str(place)!r} is; a folder of your own would be fine"
+            raise JournalError(msg)
+        if stat.S_ISLNK(status.st_mode):
+            return one
+        if one != place and status.st_mode & OTHERS_WRITE_BITS and not status.st_mode & stat.S_ISVTX:
+            msg = f"others may write to {str(one)!r}, and so put something else in the place of {str(place)!r}; `chmod go-w` it"
+            raise JournalError(msg)
+    return None
+
+
+def _check_own(place: Path) -> None:
+    status = place.stat()
+    if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+        msg = f"{str(place)!r} is neither a folder nor a file"
+        raise JournalError(msg)
+    if status.st_uid != os.geteuid():
+        msg = (
+            f"{str(place)!r} belongs to another user, who decides what its runs do next; one of your own would be fine"
+        )
+        raise JournalError(msg)
+    if status.st_mode & OTHERS_WRITE_BITS:
+        msg = f"others may write to {str(place)!r}, and so decide what its runs do next; `chmod go-w` it"
+        raise JournalError(msg)

@@ -1,0 +1,179 @@
+"""The routes for pages that speak AG-UI: a run of a thread, and coming back to one. They need the extra ``ag-ui``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+from attrs import frozen
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response, StreamingResponse
+
+from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, input_of, sse
+from stepengine.adapters.ag_ui.asked import PAGE, page_answers, page_tool_of
+from stepengine.data.codec import plain
+from stepengine.data.events import RunFinished
+from stepengine.data.messages import UserMessage
+from stepengine.errors import AnswerRejected
+from stepengine.redaction import KNOWN
+from stepengine.server.access import caller_of
+from stepengine.server.bodies import json_of
+from stepengine.server.openapi import Operation
+from stepengine.server.pages import Conversation, Taken, agent_of, paced
+from stepengine.server.problems import Problem
+from stepengine.sessions import Session, SessionInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+
+    from starlette.requests import Request
+
+    from stepengine.data.events import Event
+    from stepengine.data.messages import Message
+    from stepengine.data.state import AgentState
+
+__all__ = ("OPERATIONS",)
+
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class AgentRun(BaseModel):
+    """`RunAgentInput` of AG-UI 1, which says what stands in its members."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    threadId: Annotated[str, Field(description="The conversation.", min_length=1, max_length=200)]  # noqa: N815
+    runId: Annotated[str, Field(description="The page's name of what it asks for.")]  # noqa: N815
+    messages: Annotated[
+        list[dict[str, Any]], Field(description="Of these the last one counts, and results of the page's tools.")
+    ]
+    protocolVersion: str | None = None  # noqa: N815
+    parentRunId: str | None = None  # noqa: N815
+    state: Annotated[Any, Field(description="Of it what is shared.")] = None
+    tools: list[dict[str, Any]] | None = None
+    context: list[dict[str, Any]] | None = None
+    forwardedProps: Any = None  # noqa: N815
+    resume: Annotated[list[dict[str, Any]] | None, Field(description="Answers to interrupts.")] = None
+
+
+async def run_agent(request: Request) -> Response:
+    given = await _read_input(request)
+    agent, thread = agent_of(request), await Conversation.of(request, given.thread_id)
+    thread.check_rests()
+    asked = asked_of(given, _session(thread.name, thread.state), shares=request.app.state.shares)
+    _check_answers(request, thread, given)
+    taken = await thread.take(agent, asked.prompt, asked.answers, metadata=asked.metadata, by=_by(thread, asked))
+    events = _with_results(request, taken, asked)
+    return _streamed(thread, ag_ui(events, thread_id=asked.thread_id, run_id=asked.run_id, asked=asked))
+
+
+async def _read_input(request: Request) -> Any:
+    if find_spec("ag_ui") is None:
+        msg = "this server does not speak AG-UI; it would with the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
+        raise Problem(msg, status=501, kind="extra_missing", members={"extra": "ag-ui"})
+    return input_of(plain(await json_of(request)))
+
+
+def _check_answers(request: Request, thread: Conversation, given: Any) -> None:
+    """Refuse answers of who may not answer, and those to what another run asked: the questions of each are counted from the beginning."""
+    asks = thread.state is not None and any(not page_tool_of(question) for question in thread.state.pending)
+    if given.resume or asks:
+        caller_of(request).must("answer")
+    runs = {entry.interrupt_id.partition(":")[0] for entry in given.resume or ()}
+    if runs - {"" if thread.last is None else thread.last.run}:
+        msg = "nothing is asked here any more that this answers; nothing was taken"
+        raise AnswerRejected(msg)
+
+
+def _by(thread: Conversation, asked: Asked) -> str | None:
+    """Return who answers: the page, where it carries out a tool of its own, and else the caller."""
+    return PAGE if page_answers(thread.state, asked.results).keys() & asked.answers.keys() else None
+
+
+async def _with_results(request: Request, taken: Taken, asked: Asked) -> AsyncGenerator[Event, None]:
+    """Give the events of a turn; where its run waits then for a result that the page has sent already, those of the next one, too."""
+    while True:
+        results: dict[str, Any] = {}
+        try:
+            async for event in taken.events:
+                if isinstance(event, RunFinished) and not event.path:
+                    results = page_answers(event.result.state, asked.results) if event.result.pending_questions else {}
+                if not results:
+                    yield event
+        finally:
+            await taken.events.aclose()
+        if not results:
+            return
+        thread = await Conversation.of(request, asked.thread_id)
+        taken = await thread.take(agent_of(request), "", results, by=PAGE)
+
+
+async def come_back(request: Request) -> Response:
+    given, agent = await _read_input(request), agent_of(request)
+    thread = await Conversation.of(request, given.thread_id)
+    shares = request.app.state.shares
+    if thread.last is None or not thread.is_under_way:
+        return _streamed(thread, connected(given, _session(thread.name, thread.state), shares=shares))
+    if thread.last.agent != agent:
+        msg = f"the agent {thread.last.agent!r} is at work in this conversation"
+        raise Problem(msg, status=409, kind="under_way", members={"run_id": thread.last.run})
+    turn = thread.last.request.get("turn") or {}
+    before = turn.get("after") and await thread.runs.state(await thread.runs.find(thread.caller, turn["after"]))
+    session = _session(thread.name, before or None)
+    watched = _UnderWay([*session.messages, UserMessage(thread.last.request["prompt"])], thread, thread.last.run)
+    return _streamed(thread, connected(given, session, watched, shares=shares))
+
+
+@frozen
+class _UnderWay:
+    """A run that a page comes back to: what was said before it does anything, and what it does."""
+
+    history: Sequence[Message]
+    thread: Conversation
+    run: str
+
+    def events(self) -> AsyncIterable[Event]:
+        return self.thread.shown(self.run)
+
+
+def _session(thread: str, state: AgentState | None) -> Session:
+    info = SessionInfo(session_id=thread)
+    if state is None:
+        return Session(info=info)
+    return Session(info=attrs.evolve(info, agent_id=state.agent_id), messages=state.message_history, state=state)
+
+
+def _streamed(thread: Conversation, shown: AsyncGenerator[Any, None]) -> Response:
+    return StreamingResponse(
+        paced(_lines(shown), thread.runs.stopping), media_type="text/event-stream", headers=HEADERS
+    )
+
+
+async def _lines(shown: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+    """Give events as lines, without secrets that the process knows."""
+    lines = sse(shown)
+    try:
+        async for line in lines:
+            yield str(KNOWN.seen(line))
+    finally:
+        await lines.aclose()
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="POST", path="/ag-ui/{agent}", name="run_agent", scope="run", handler=run_agent, body=AgentRun,
+        gives={200: "text/event-stream"}, refuses=(404, 409, 415, 429, 501, 503),
+        about=(
+            "Take a turn of a conversation, for pages that speak AG-UI.\n"
+            "What the user says, results of the page's tools, or answers to interrupts, which need the scope answer. The conversation is "
+            "on the server, and is the caller's. 501 says that the server was installed without the extra ag-ui."
+        ),
+    ),
+    Operation(
+        method="POST", path="/ag-ui/{agent}/connect", name="come_back_to_thread", scope="read", handler=come_back, body=AgentRun,
+        gives={200: "text/event-stream"}, refuses=(404, 409, 415, 501),
+        about="Come back to a conversation of AG-UI: its messages, what is shared, and the run that is under way, or what is asked.",
+    ),
+)  # fmt: skip

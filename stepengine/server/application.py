@@ -1,0 +1,316 @@
+"""``app``: the ASGI application that serves the runs of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepengine.errors import DefinitionError
+from stepengine.server.access import LOOPBACK, Guard, Tokens, caller_of
+from stepengine.server.extra import check_extra
+from stepengine.server.problems import problem_of
+from stepengine.server.runs import GRACE_SECONDS, Runs
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+    from starlette.types import Receive, Scope, Send
+
+    from stepengine.debugging.desk import Maker
+    from stepengine.durable import DurableEngine
+    from stepengine.engine import Engine
+    from stepengine.engine.schedules import Schedule
+    from stepengine.server.access import Authenticate, Caps, Logins
+    from stepengine.server.durable_runs import AnyRuns
+    from stepengine.server.metrics import Metrics
+    from stepengine.server.openapi import Operation
+    from stepengine.server.quotas import Quotas
+    from stepengine.server.reports import Reports
+    from stepengine.server.sources import Sources
+    from stepengine.server.webhooks import Webhooks
+    from stepengine.server.workshop import Workshop
+    from stepengine.workspace.workspace import Workspace
+
+__all__ = ("Application", "app")
+
+MOST_LIVE = 64
+OPEN_PATHS = ("/health", "/ready", "/openapi.json", "/hooks/")
+"""Those of webhooks ask for a signature instead of a token."""
+ROUTE = "stepengine.route"
+"""Where in a scope the route that takes a request says its name."""
+
+
+def app(
+    engine: Engine | DurableEngine,
+    *,
+    runs: str | Path | None = None,
+    tokens: Tokens | str | Path | None = None,
+    authenticate: Authenticate | None = None,
+    logins: Logins | None = None,
+    agents: Iterable[str] | None = None,
+    schedules: Iterable[Schedule] = (),
+    roots: Iterable[str | Path | Workspace] = (),
+    reports: str | Path | None = None,
+    hosts: Collection[str] = LOOPBACK,
+    cors: Collection[str] = (),
+    caps: Caps | None = None,
+    max_live: int | None = None,
+    wait_for_answers: float = 60.0,
+    drain: float = GRACE_SECONDS,
+    webhooks: Webhooks | str | Path | None = None,
+    shares: Collection[str] = (),
+    ui: bool = False,
+    maker: Maker | None = None,
+    sources: Sources | None = None,
+    script: str = "",
+    quotas: Quotas | None = None,
+) -> Application:
+    """
+    Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
+
+    A run belongs to whoever started it, and is not found by anybody else. What is under way when the process ends, however it
+    ends, goes on when the application starts again; journals that it did not start are left alone. The engine is closed with the
+    application.
+
+    Args:
+        engine: What runs agents. Its permissions, limits and models hold for every run. Runs of a ``DurableEngine`` are in its
+            database, and are executed by it unless it only submits (``works=False``), and by every other worker.
+        runs: Where runs are recorded: a folder, which nobody else may write, or an SQLite file such as ``RUNS.db``. Several
+            servers may share one. A ``DurableEngine`` has its database instead.
+        tokens: Who is known by a token: ``Tokens``, or the path of their file, which `stepengine tokens` writes.
+        authenticate: A function of a Starlette ``Request``, async or not, that returns the ``Caller`` or ``None``.
+        logins: One-time links for browsers.
+        agents: The ids of the agents that may be started; by default all of the engine.
+        schedules: When agents are started by themselves; callers with the scope ``admin`` see these runs.
+        roots: The folders that ``file_tools`` of its agents were given: what runs wrote there an admin may undo.
+        reports: The folder in which `stepengine eval` writes, such as ``"evals"``: who may read sees its reports.
+        hosts: Names under which the server is reached; loopback's by default.
+        cors: Origins of other pages that may call with a token.
+        caps: How much a client may send, and how often.
+        max_live: How many runs may be under way in this process, 64 by default; whoever starts one more gets 429. Of a
+            ``DurableEngine`` what is more than its ``concurrency`` waits in the database.
+        wait_for_answers: Seconds that a question is waited for in memory; the run is suspended then, and goes on when it is answered.
+            With a ``DurableEngine`` it waits in the database at once, and whoever watches it is kept so long.
+        drain: Seconds that runs have to come to their end when the application is stopped; the rest goes on at the next start.
+        webhooks: Which services may send events to runs, and who is told of questions: ``Webhooks``, or the path of their file.
+        shares: The members of ``AgentState.context`` that pages which speak AG-UI are shown and may set; an engine gives its runs what
+            such pages send with ``hooks=stepengine.adapters.ag_ui.page_hooks()``.
+        ui: Whether the page of the studio is there, at the application's own path; browsers come to it by *logins*.
+        maker: How another process of this machine makes the engine from its files as they are by then: with it there are routes that
+            go back in runs, show what an edit does to one, and judge them, none of which imports the authors' code here.
+        sources: The files that *engine* was made of: when they were saved, runs that begin from then on have an engine that is made
+            of them anew. Of a ``DurableEngine``, whose workers are elsewhere, nothing is.
+        script: What the script is called that answers in place of the models of *engine*, such as ``"replies.json"``: the page and
+            the list of agents tell it, so that nobody takes its replies for a model's.
+        quotas: How much one owner may use; a request over a quota gets 429. By default ``Quotas()``.
+
+    Raises:
+        AgentError: when there is no agent of an id in *agents*.
+        DefinitionError: without any way to be known, without a place for runs or with two of them, or when others could write
+            *runs*, or read the tokens or the webhooks, or *reports* is a file.
+        DataError: when the file of webhooks or tokens is none.
+        JournalError: when others could write *reports*.
+    """
+    check_extra()
+    check_extra("prometheus_client")
+    # Here, so that what needs no server, such as `stepengine tokens`, goes without the extra.
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+
+    from stepengine.server.looking import OPERATIONS as LOOKING
+    from stepengine.server.metrics import Metrics
+    from stepengine.server.reports import Reports
+    from stepengine.server.routes import OPERATIONS, PAGES
+    from stepengine.server.webhooks import Posts, Webhooks
+    from stepengine.server.workshop import Workshop
+
+    kept = _make_runs(
+        engine,
+        runs,
+        max_live,
+        roots,
+        agents=agents,
+        wait_for_answers=wait_for_answers,
+        schedules=schedules,
+        drain=drain,
+        sources=sources,
+        quotas=quotas,
+    )
+    shown = None if reports is None else Reports(reports)
+    known = tokens if isinstance(tokens, Tokens) or tokens is None else Tokens.open(tokens)
+    if known is None and authenticate is None and logins is None:
+        msg = "serving.app(...) needs tokens=, a file that `stepengine tokens add` wrote, or authenticate=; nobody is let in otherwise"
+        raise DefinitionError(msg)
+    hooks = webhooks if isinstance(webhooks, Webhooks) else Webhooks() if webhooks is None else Webhooks.open(webhooks)
+    metrics = Metrics(kept)
+    if hooks.out is not None and not isinstance(kept, Runs):
+        msg = 'the questions of runs in a database are told to nobody yet: leave out "out" of the webhooks, or serve runs of a folder'
+        raise DefinitionError(msg)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await kept.open()
+        try:
+            async with AsyncExitStack() as stack:
+                if hooks.out is not None and isinstance(kept, Runs):
+                    await stack.enter_async_context(Posts(kept, hooks.out, delivered=metrics.sent))
+                yield
+        finally:
+            await _shut(served, kept)
+            await (kept.engine if isinstance(kept, Runs) else engine).aclose()
+
+    operations = (*OPERATIONS, *(LOOKING if maker is not None else ()))
+    served = Starlette(
+        routes=[_route(one) for one in (*operations, *(PAGES if ui else ()))],
+        lifespan=lifespan,
+        exception_handlers={Exception: _problem_response, HTTPException: _problem_response},
+    )
+    _furnish(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
+    served.state.script = script
+    served.state.operations, served.state.workshop = operations, None if maker is None else Workshop(kept, maker)
+    return Application(
+        served,
+        tokens=known,
+        logins=logins,
+        authenticate=authenticate,
+        hosts=hosts,
+        cors=cors,
+        open_paths=OPEN_PATHS,
+        page_paths=("/", "/studio/") if ui else (),
+        caps=caps,
+    )
+
+
+def _furnish(
+    served: Starlette,
+    kept: AnyRuns,
+    hooks: Webhooks,
+    *,
+    metrics: Metrics,
+    shares: Collection[str],
+    reports: Reports | None,
+) -> None:
+    """Put what the routes need into the state of an application."""
+    from stepengine.server.foreign import Foreign
+    from stepengine.server.mcp import Door
+    from stepengine.server.studio import Views
+
+    if isinstance(kept, Runs):
+        kept.observe(metrics)
+    else:
+        kept.engine.add_observer(metrics)
+    # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
+    served.router.redirect_slashes = False
+    kept.quotas.on_refusal = metrics.over_quota
+    served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
+    served.state.mcp = Door(kept)
+    served.state.views = Views(kept)
+    served.state.foreign = Foreign(kept)
+    served.state.shares = tuple(shares)
+    served.state.reports = reports
+
+
+async def _shut(served: Starlette, kept: AnyRuns) -> None:
+    """Close what the routes used."""
+    workshop: Workshop | None = served.state.workshop
+    if workshop is not None:
+        await workshop.close()
+    await kept.close()
+    await served.state.mcp.close()
+
+
+def _make_runs(
+    engine: Engine | DurableEngine,
+    place: str | Path | None,
+    max_live: int | None,
+    roots: Iterable[Any],
+    sources: Sources | None,
+    **options: Any,
+) -> AnyRuns:
+    from stepengine.durable import DurableEngine
+    from stepengine.server.durable_runs import DurableRuns
+
+    if isinstance(engine, DurableEngine):
+        given = [name for name, value in (("runs", place), ("max_live", max_live)) if value is not None]
+        if given:
+            msg = (
+                f"a DurableEngine takes no {given[0]}=: its runs are in its database, and what is too much waits there"
+            )
+            raise DefinitionError(msg)
+        return DurableRuns(engine, **options)
+    if place is None:
+        msg = "serving.app(...) needs runs=, a folder or an SQLite file; only the runs of a DurableEngine have a place already"
+        raise DefinitionError(msg)
+    live = MOST_LIVE if max_live is None else max_live
+    return Runs(engine, place, max_live=live, roots=roots, sources=sources, **options)
+
+
+class Application(Guard):
+    """The ASGI application that ``app`` returns: run by a server such as uvicorn, or mounted below a path of another one."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, and count it: also one that the guard refuses."""
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        from stepengine.server.metrics import timed
+
+        served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
+        metrics: Metrics = served.state.metrics
+        route: list[str] = []
+        await timed(super().__call__, {**scope, ROUTE: route}, receive, send, metrics=metrics, route=route)
+
+    @asynccontextmanager
+    async def lifespan(self, _: object = None) -> AsyncIterator[None]:
+        """
+        Look after the runs for as long as the block lasts.
+
+        A server does this by itself. Whoever mounts the application does it, since Starlette and FastAPI begin and end nothing that is
+        mounted: ``FastAPI(lifespan=served.lifespan)``.
+        """
+        served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
+        async with served.router.lifespan_context(served):
+            yield
+
+    def end_watching(self) -> None:
+        """End all streams of events: a server that is to stop would wait for them. Whoever watched comes back to the next one."""
+        served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
+        served.state.runs.stopping.set()
+
+
+def _route(one: Operation) -> Route:
+    from starlette.routing import Route
+
+    async def answer(request: Request) -> Response:
+        request.scope.get(ROUTE, []).append(one.name)
+        try:
+            if one.scope is not None:
+                caller_of(request).must(one.scope)
+            return await one.handler(request)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a document
+            return problem_of(error).response()
+
+    # What these are called may hold slashes.
+    path = (
+        one.path.replace("{session}", "{session:path}")
+        .replace("{report}", "{report:path}")
+        .replace("{part}", "{part:path}")
+    )
+    return Route(path, answer, methods=[one.method], name=one.name)
+
+
+async def _problem_response(request: Request, error: Exception) -> Response:
+    from starlette.routing import Match
+
+    problem = problem_of(error)
+    if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        # Starlette says the methods of the first route of a path, and each of ours has one method.
+        asked = {**request.scope, "path_params": {}}
+        routes = [one for one in request.app.routes if one.matches(asked)[0] is not Match.NONE]
+        problem.headers = {"Allow": ", ".join(sorted({method for one in routes for method in one.methods}))}
+    return problem.response()

@@ -1,0 +1,243 @@
+"""
+The route for clients that speak MCP: the agents are tools, and each call is a run of the ledger, which belongs to its caller.
+
+It needs the extra ``mcp``, which is loaded when the first client comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from stepengine.adapters.mcp.serving import AgentServer, Offered, OfferedCall, WaitingCall
+from stepengine.data.events import RunFinished
+from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.server.access import caller_of
+from stepengine.server.openapi import Operation
+from stepengine.server.pages import followed, noted, runs_of
+from stepengine.server.problems import Problem
+from stepengine.server.runs import Runs, WantedRun
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+    from stepengine.data.events import Event
+    from stepengine.data.questions import AnswerLike
+    from stepengine.data.state import RunResult
+    from stepengine.server.access import Caller
+    from stepengine.server.durable_runs import AnyRuns
+
+__all__ = ("OPERATIONS", "Door")
+
+RUN = "stepengine/run"
+"""The member of a result's ``_meta`` that names its run."""
+
+OnEvent = Callable[["Event"], Awaitable[object]]
+
+
+class Door:
+    """
+    What answers clients of MCP at a server of runs, from the first one that comes until the server ends.
+
+    Args:
+        runs: The runs.
+    """
+
+    def __init__(self, runs: AnyRuns) -> None:
+        self._runs = runs
+        self._opening = asyncio.Lock()
+        self._answer: Callable[..., Awaitable[None]] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def opened(self) -> Callable[..., Awaitable[None]]:
+        """
+        Return what answers ASGI requests: ``answer(scope, receive, send, owner=...)``.
+
+        Raises:
+            Problem: where agents cannot be offered so, or the server is about to end.
+        """
+        async with self._opening:
+            if self._answer is None:
+                await self._open()
+        if self._answer is None or self._runs.stopping.is_set():
+            msg = "the server is about to stop; ask again in a moment"
+            raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
+        return self._answer
+
+    async def _open(self) -> None:
+        if find_spec("mcp") is None:
+            msg = "this server does not speak MCP; it would with the package mcp: pip install 'stepengine[mcp]'"
+            raise Problem(msg, status=501, kind="extra_missing", members={"extra": "mcp"})
+        runs = runs_of(self._runs)
+        try:
+            offered = [Offered(runs.engine, runs.engine.agent(name)) for name in runs.agents]
+            # What it imports takes half a second.
+            server = await asyncio.to_thread(AgentServer, offered, runner=ServerCallRunner(runs))
+        except DefinitionError as error:
+            raise Problem(error.message, status=501, kind="not_offered") from error
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._stay_open(server, opened))
+        await asyncio.wait((self._task, opened), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _stay_open(self, server: AgentServer, opened: asyncio.Future[None]) -> None:
+        """Hold what the package needs for as long as it answers: whoever opens it has to close it."""
+        async with server.over_http() as answer:
+            self._answer = answer
+            opened.set_result(None)
+            await self._runs.stopping.wait()
+            self._answer = None
+
+    async def close(self) -> None:
+        """End what is open, once the server is told to stop."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+
+class ServerCallRunner:
+    """
+    Runs the calls of clients as runs of a server.
+
+    Args:
+        runs: The runs.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def begin(
+        self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: OnEvent
+    ) -> tuple[OfferedCall, RunResult]:  # fmt: skip
+        """Run an agent until it ends or waits, and *tell* of its events."""
+        caller, asked = (
+            caller_of(ctx.request),
+            WantedRun(agent=offered.definition.id, prompt=prompt, params=params, is_patient=False),
+        )
+        with _in_words():
+            run, _ = await self._runs.start(caller, asked)
+        handle = self._runs.whole(run)
+        events = followed(self._runs, caller, run, None) if handle is None else noted(self._runs, run, handle.events())
+        return _call(offered, run), await self._wait_for_end(caller, run, events, tell)
+
+    async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
+        """Go on with a run that waits, until it ends or waits again."""
+        caller = caller_of(ctx.request)
+        with _in_words():
+            caller.must("answer")
+            row = await self._runs.find(caller, call.run)
+            handle = await self._runs.answer_turn(caller, row, answers)
+        events = (
+            followed(self._runs, caller, row.run, None)
+            if handle is None
+            else noted(self._runs, row.run, handle.events())
+        )
+        return await self._wait_for_end(caller, row.run, events, _nothing)
+
+    async def _wait_for_end(
+        self, caller: Caller, run: str, events: AsyncGenerator[Event, None], tell: OnEvent
+    ) -> RunResult:
+        """Return how a run ends; end it where the client takes its call back."""
+        result: RunResult | None = None
+        try:
+            async for event in events:
+                await tell(event)
+                if isinstance(event, RunFinished) and not event.path:
+                    result = event.result
+        except asyncio.CancelledError:
+            # Not when the server ends: the run goes on at its next start.
+            if not self._runs.stopping.is_set():
+                task = asyncio.create_task(self._cancel(caller, run))
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+            raise
+        finally:
+            await events.aclose()
+        if result is None:
+            msg = f"the run {run} goes on, and what comes of it is not shown here"
+            raise StepEngineError(msg)
+        return result
+
+    async def _cancel(self, caller: Caller, run: str) -> None:
+        with contextlib.suppress(StepEngineError, Problem):
+            await self._runs.cancel(await self._runs.find(caller, run), "the client took its call back")
+
+    def may_answer(self, ctx: Any) -> bool:
+        """Return whether who calls has the scope for it."""
+        return caller_of(ctx.request).may("answer")
+
+    def keep(self, waiting: WaitingCall) -> str:
+        """Return the run's id: it stands in the ledger, and belongs to its caller."""
+        return str(waiting.call.run)
+
+    async def find(self, ctx: Any, word: str) -> WaitingCall | None:
+        """Return a run of the caller that waits for answers."""
+        try:
+            row = await self._runs.find(caller_of(ctx.request), word)
+        except Problem:
+            return None
+        questions = (await self._runs.look(row)).questions
+        if not questions or row.agent not in self._runs.agents:
+            return None
+        engine = self._runs.engine
+        return WaitingCall(_call(Offered(engine, engine.agent(row.agent)), row.run), questions)
+
+
+def _call(offered: Offered, run: str) -> OfferedCall:
+    goes_on = f"it is kept as the run {run!r} of this server, and goes on when what it waits for has come"
+    return OfferedCall(offered, run, {RUN: run}, goes_on)
+
+
+async def _nothing(event: Event) -> None:
+    """Tell nobody."""
+
+
+@contextlib.contextmanager
+def _in_words() -> Any:
+    """Let the client read in its result why a call is refused: its request was fine."""
+    try:
+        yield
+    except Problem as problem:
+        raise StepEngineError(problem.message) from problem
+
+
+class _Passed(Response):
+    """An answer that something else gives."""
+
+    def __init__(self, answer: Callable[..., Awaitable[None]]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(scope, receive, send, owner=caller_of(scope).name)
+
+
+async def pass_on(request: Request) -> Response:
+    door: Door = request.app.state.mcp
+    return _Passed(await door.opened())
+
+
+ABOUT = (
+    "{}, for clients of MCP over streamable HTTP.\n"
+    "Each agent is a tool, and each call a run of its caller. What the protocol refuses is an error of JSON-RPC. 501 says that the server "
+    "was installed without the extra mcp."
+)
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="POST", path="/mcp", name="send_mcp_message", scope="run", handler=pass_on, refuses=(406, 415, 501),
+        gives={200: "text/event-stream", 202: None}, about=ABOUT.format("Send a message"),
+    ),
+    Operation(
+        method="GET", path="/mcp", name="listen_to_mcp", scope="run", handler=pass_on, refuses=(406, 501),
+        gives={200: "text/event-stream"}, about=ABOUT.format("Listen to what the server says by itself"),
+    ),
+    Operation(
+        method="DELETE", path="/mcp", name="end_mcp_session", scope="run", handler=pass_on, refuses=(404, 501),
+        gives={200: None}, about=ABOUT.format("End a session"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,223 @@
+"""
+``/metrics``: what a server does, in numbers for Prometheus and whatever else reads OpenMetrics.
+
+What must not live here: names that requests bring, and ids. Every label has its values from the engine, the table of routes or the
+file of webhooks, so there are only so many series, whatever strangers ask for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_METRICS
+from prometheus_client.openmetrics.exposition import generate_latest
+from starlette.responses import Response
+
+from stepengine.data.events import ModelFinished, RunFinished, RunStarted
+from stepengine.server.openapi import Operation
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from stepengine.data.events import Event
+    from stepengine.server.durable_runs import AnyRuns
+
+__all__ = ("OPERATIONS", "Metrics", "timed")
+
+OTHER = "other"
+"""An agent that the ledger knows and the engine does not any more, a topic that nobody configured, a request that no route took."""
+NONE = "none"
+BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+TOKENS = ("input", "output", "cache_read", "cache_write", "reasoning")
+STATUSES = frozenset({"completed", "failed", "cancelled", "max_steps", "truncated", "suspended", "stranded", "running", "started"})  # fmt: skip
+
+
+class Metrics:
+    """
+    The numbers of one server.
+
+    What is counted is counted from the start of its process on; ``stepengine_runs`` is read from the ledger, and the same for all
+    servers of a place.
+
+    Args:
+        runs: Its runs.
+    """
+
+    def __init__(self, runs: AnyRuns) -> None:
+        self._runs = runs
+        self.registry = CollectorRegistry()
+        counter, gauge = self._counter, self._gauge
+        self._started = counter("runs_started", "Runs that this process began or resumed.", "agent", "resumed")
+        self._finished = counter("runs_finished", "Runs that ended or were suspended in this process.", "agent", "status")  # fmt: skip
+        self._calls = counter("model_calls", "Calls of models.", "model", "outcome")
+        self._tokens = counter("model_tokens", "Tokens of models, each in one kind.", "model", "kind")
+        self._cost = counter("model_cost_usd", "US dollars that models cost, where a price is known.", "model")
+        self._posts = counter("webhooks_sent", "Tries to send a webhook.", "type", "outcome")
+        self._events = counter("webhooks_received", "Events of other services.", "topic", "outcome")
+        self._quotas = counter("quota_refusals", "Requests that exceeded a quota of their owner.", "quota")
+        self._requests = counter("http_requests", "Requests that were answered.", "route", "method", "status")
+        gauge("live_runs", "Runs that are under way in this process.", lambda: runs.live)
+        gauge("live_questions", "Open questions of runs that are under way in this process.", lambda: runs.open_questions)  # fmt: skip
+        self._watchers = gauge("watchers", "Streams of events that somebody reads from this process.")
+        self._seconds = Histogram(
+            "stepengine_http_request_seconds",
+            "Seconds until the answer to a request began.",
+            ("route", "status"),
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self._agent_of: dict[str, str] = {}
+        self._models: set[str] = set()
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(f"stepengine_{name}", about, labels, registry=self.registry)
+
+    def _gauge(self, name: str, about: str, value: Any = None) -> Gauge:
+        made = Gauge(f"stepengine_{name}", about, registry=self.registry)
+        if value is not None:
+            made.set_function(value)
+        return made
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def on_event(self, event: Event) -> None:
+        """Count what a run does; an observer of the engine."""
+        match event:
+            case RunStarted(path=""):
+                self._agent_of[event.run_id] = self._agent(event.agent_id)
+                self._started.labels(self._agent(event.agent_id), str(event.resumed).lower()).inc()
+            case RunFinished(path=""):
+                agent = self._agent_of.pop(event.run_id, OTHER)
+                self._finished.labels(agent, event.result.status.value).inc()
+            case ModelFinished():
+                self._model(event)
+            case _:
+                pass
+
+    def _model(self, event: ModelFinished) -> None:
+        model = self._model_name(event.model)
+        self._calls.labels(model, "failed" if event.reply is None else "completed").inc()
+        if event.reply is None:
+            return
+        if event.reply.usage is not None:
+            for kind in TOKENS:
+                self._tokens.labels(model, kind).inc(getattr(event.reply.usage, f"{kind}_tokens"))
+        if event.reply.cost is not None:
+            self._cost.labels(model).inc(float(event.reply.cost))
+
+    def _model_name(self, model: str) -> str:
+        # A handler may choose its model, by what it was asked for if its author lets it.
+        if len(self._models) < MOST_MODELS:
+            self._models.add(model)
+        return model if model in self._models else OTHER
+
+    def _agent(self, agent: str) -> str:
+        return agent if any(agent == known.id for known in self._runs.engine.agents) else OTHER
+
+    def received(self, topic: str, outcome: str) -> None:
+        """Count an event of another service; *topic* is one of the file of webhooks, or empty."""
+        self._events.labels(topic or OTHER, outcome).inc()
+
+    def sent(self, kind: str, is_taken: bool) -> None:  # noqa: FBT001 - a callback of one's own
+        """Count a try to send a webhook."""
+        self._posts.labels(kind, "taken" if is_taken else "failed").inc()
+
+    def over_quota(self, quota: str) -> None:
+        """Count a request that exceeded a quota."""
+        self._quotas.labels(quota).inc()
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count an answer that has begun."""
+        known = method if method in METHODS else OTHER
+        told = f"{status // 100}xx"
+        self._requests.labels(route, known, told).inc()
+        self._seconds.labels(route, told).observe(seconds)
+
+    def watched(self, change: int) -> None:
+        """Count who begins or ends to read a stream of events."""
+        self._watchers.inc(change)
+
+    # --- what is told -------------------------------------------------------------------------------------------------
+
+    async def text(self, accept: str) -> tuple[bytes, str]:
+        """Return all numbers and their media type: OpenMetrics, or Prometheus's older text for who asks for that alone."""
+        places = _Once([self._stand(await self._runs.counts()), *self.registry.collect()])
+        if "openmetrics-text" not in accept and "text/plain" in accept:
+            encode, kind = choose_encoder("text/plain")
+            return encode(places), kind
+        return generate_latest(places), OPEN_METRICS  # type: ignore[no-untyped-call]  # theirs
+
+    def _stand(self, rows: Iterable[tuple[str, str, int]]) -> Metric:
+        told = GaugeMetricFamily("stepengine_runs", "Runs of the place, by what became of them.", labels=("agent", "status"))  # fmt: skip
+        counts: dict[tuple[str, str], int] = {}
+        for agent, status, count in rows:
+            key = (self._agent(agent), status if status in STATUSES else OTHER)
+            counts[key] = counts.get(key, 0) + count
+        for labels, count in sorted(counts.items()):
+            told.add_metric(labels, count)
+        return told
+
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# Each value of a label is a row for ever, in this process and in every Prometheus that reads it; names that come from
+# outside are therefore counted, and from some number on are all "other".
+MOST_MODELS = 100
+
+
+class _Once:
+    """What encoders read from: metrics that were collected."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = tuple(metrics)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics
+
+
+async def timed(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, metrics: Metrics, route: list[str]
+) -> None:  # fmt: skip
+    """Answer a request by *app*, and count how; the route that takes it has put its name into *route* by then."""
+    begun = time.perf_counter()
+    is_watching = False
+
+    async def counted(message: Message) -> None:
+        nonlocal is_watching
+        if message["type"] == "http.response.start":
+            name = route[0] if route else NONE
+            metrics.answered(name, scope["method"], message["status"], time.perf_counter() - begun)
+            is_watching = any(k.lower() == b"content-type" and v.startswith(STREAM) for k, v in message["headers"])
+            metrics.watched(int(is_watching))
+        await send(message)
+
+    try:
+        await app(scope, receive, counted)
+    finally:
+        metrics.watched(-int(is_watching))
+
+
+STREAM = b"text/event-stream"
+
+
+async def show_metrics(request: Request) -> Response:
+    # The application's own registry and not the process's: two applications in one process would count into each other,
+    # and a second one of the same names is an error there.
+    metrics: Metrics = request.app.state.metrics
+    text, kind = await metrics.text(",".join(request.headers.getlist("accept"))[:1_000])
+    return Response(text, headers={"content-type": kind})
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="GET", path="/metrics", name="show_metrics", scope="metrics", handler=show_metrics,
+        gives={200: "application/openmetrics-text"},
+        about="Tell what this server does in numbers, as OpenMetrics.\nThey are of everybody's runs, hence a scope of its own.",
+    ),
+)  # fmt: skip

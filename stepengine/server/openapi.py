@@ -1,0 +1,165 @@
+"""The OpenAPI document of the operations: what is served is described by the table that it is served from."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import frozen
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import models_json_schema
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from stepengine.server.access import ScopeName
+
+__all__ = ("HttpParameter", "Operation", "document")
+
+BY_GUARD = (400, 408, 413, 429)
+BY_SCOPE = (401, 403, 421, 503)
+BY_BODY = (415, 422)
+REF = "#/components/schemas/{model}"
+PROBLEM = {
+    "type": "object",
+    "description": "A problem document (RFC 9457).",
+    "properties": {
+        "type": {"type": "string", "description": "urn:stepengine:problem:KIND"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "What happened, and what would have been fine."},
+        "issues": {"type": "array", "items": {"type": "string"}, "description": "One sentence for each field."},
+    },
+    "required": ["type", "title", "status", "detail"],
+    "additionalProperties": True,
+}
+
+
+@frozen
+class HttpParameter:
+    """
+    A parameter in the query, or a header.
+
+    Attributes:
+        name: Its name.
+        about: What it says, a sentence.
+        type: What it is in Python, of which its schema is made.
+        place: ``"query"`` or ``"header"``.
+    """
+
+    name: str
+    about: str
+    type: Any = str
+    place: str = "query"
+
+
+@frozen(kw_only=True)
+class Operation:
+    """
+    Something that a client may ask for.
+
+    Attributes:
+        method: The HTTP method.
+        path: The path, with ``{run}`` and the like.
+        name: Its name in clients that are generated.
+        about: What it does; the first line is its title.
+        scope: What the caller needs; ``None`` for what everybody may ask.
+        handler: What answers.
+        body: What is sent.
+        parameters: Of the query, and headers.
+        gives: What comes back, by status: a model, a media type, or ``None`` for nothing.
+        refuses: Statuses of problem documents, beside those of the guard, of the scope and of the body.
+    """
+
+    method: str
+    path: str
+    name: str
+    about: str
+    scope: ScopeName | None
+    handler: Callable[[Request], Awaitable[Response]]
+    body: type[BaseModel] | None = None
+    parameters: tuple[HttpParameter, ...] = ()
+    gives: Mapping[int, type[BaseModel] | str | None] = attrs.field(factory=dict)
+    refuses: tuple[int, ...] = ()
+
+
+def document(operations: Iterable[Operation], *, version: str, base: str = "") -> dict[str, Any]:
+    """
+    Return the OpenAPI 3.1 document of *operations*.
+
+    Args:
+        operations: What is served.
+        version: The version of what serves it.
+        base: The path below which all of it is.
+    """
+    found = tuple(operations)
+    models = {one.body for one in found if one.body is not None}
+    models |= {m for one in found for m in one.gives.values() if isinstance(m, type)}
+    ordered = sorted(models, key=lambda model: model.__name__)
+    _, schemas = models_json_schema([(model, "validation") for model in ordered], ref_template=REF)
+    paths: dict[str, dict[str, Any]] = {}
+    for one in found:
+        paths.setdefault(one.path, {})[one.method.lower()] = _describe_operation(one)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "stepengine",
+            "version": version,
+            "description": "Runs of agents: started, watched, answered, gone back in.",
+        },
+        "servers": [{"url": base or "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas.get("$defs", {}), "Problem": PROBLEM},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+            },
+        },
+        "security": [{"token": []}],
+    }
+
+
+def _describe_operation(one: Operation) -> dict[str, Any]:
+    title, _, more = one.about.partition("\n")
+    problem = {"application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}}
+    said: dict[str, Any] = {
+        "operationId": one.name,
+        "summary": title,
+        "parameters": [*_in_path(one.path), *[_parameter(each) for each in one.parameters]],
+        "responses": {str(status): _describe_response(status, what) for status, what in one.gives.items()},
+    }
+    if more.strip():
+        said["description"] = " ".join(more.split())
+    refused = {*one.refuses, *BY_GUARD, *(() if one.scope is None else BY_SCOPE), *(BY_BODY if one.body else ())}
+    told = {str(status): {"description": HTTPStatus(status).phrase, "content": problem} for status in sorted(refused)}
+    said["responses"] = {**told, **said["responses"]}
+    if one.body is not None:
+        schema = {"$ref": REF.format(model=one.body.__name__)}
+        said["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if one.scope is None:
+        said["security"] = []
+    else:
+        said["x-scope"] = one.scope
+    return said
+
+
+def _in_path(path: str) -> list[dict[str, Any]]:
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+
+
+def _parameter(each: HttpParameter) -> dict[str, Any]:
+    schema = TypeAdapter(each.type).json_schema()
+    return {"name": each.name, "in": each.place, "required": False, "description": each.about, "schema": schema}
+
+
+def _describe_response(status: int, what: type[BaseModel] | str | None) -> dict[str, Any]:
+    said: dict[str, Any] = {"description": "Accepted." if status == 202 else "Done."}  # noqa: PLR2004 - it is the status of HTTP
+    if isinstance(what, str):
+        said["content"] = {what: {"schema": {"type": "object" if what == "application/json" else "string"}}}
+    elif what is not None:
+        said["content"] = {"application/json": {"schema": {"$ref": REF.format(model=what.__name__)}}}
+    return said

@@ -1,0 +1,280 @@
+"""
+Conversations with web pages, whatever protocol they speak: a turn is taken, shown, and come back to.
+
+A turn is a run of the ledger as every other one, which goes on from what the last run of its conversation left. What is answered goes
+into the run that asked. Nothing of a conversation is in memory alone, so a page finds it again after a restart, and at any
+server of the place.
+
+What must not live here: the words of a protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from stepengine.data.events import RunFinished
+from stepengine.data.waiting import waits_in_words
+from stepengine.errors import AnswerRejected, InputError
+from stepengine.journal.watching import FIRST_PAUSE_SECONDS, Watch, next_pause
+from stepengine.server.access import caller_of
+from stepengine.server.ledger import OPEN
+from stepengine.server.problems import Problem
+from stepengine.server.runs import NextTurn, Runs, WantedRun
+from stepengine.server.showing import PING_SECONDS
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from stepengine.data.events import Event
+    from stepengine.data.questions import AnswerLike
+    from stepengine.data.state import AgentState
+    from stepengine.server.access import Caller
+    from stepengine.server.durable_runs import AnyRuns
+    from stepengine.server.ledger import RunRow
+
+__all__ = ("Conversation", "Taken", "agent_of", "followed", "noted", "paced")
+
+UNDER_WAY = ("started", "running")
+MAX_NAME = 200
+"""Characters of the name of a conversation, as of a session's."""
+PING = ": ping\n\n"
+
+
+def runs_of(known: AnyRuns) -> Runs:
+    """
+    Return the runs in which conversations can be held.
+
+    Raises:
+        Problem: 501, for those of a database, whose runs are not chained yet.
+    """
+    if not isinstance(known, Runs):
+        msg = "over runs in a database this server speaks neither AG-UI nor Vercel's protocol nor MCP; over a folder or RUNS.db it does"
+        raise Problem(msg, status=501, kind="not_offered")
+    return known
+
+
+def agent_of(request: Request) -> str:
+    """
+    Return the agent that a request names.
+
+    Raises:
+        Problem: when there is none of that id, or the runs are in a database.
+    """
+    runs = runs_of(request.app.state.runs)
+    name: str = request.path_params["agent"]
+    if name not in runs.agents:
+        msg = f"there is no agent {name[:MAX_NAME]!r}"
+        raise Problem(msg, status=404, kind="no_such_agent")
+    return name
+
+
+@frozen
+class Taken:
+    """
+    A turn that was taken.
+
+    Attributes:
+        run: Its run.
+        events: What happens in it, from the turn's beginning on.
+        place: Behind which event of the run's journal it begins; ``None`` for the first turn of a run.
+    """
+
+    run: str
+    events: AsyncGenerator[Event, None]
+    place: str | None = None
+
+
+@frozen
+class Conversation:
+    """
+    A conversation of a caller, as it stands.
+
+    Attributes:
+        runs: The runs of the server.
+        caller: Whose it is.
+        name: Its name: the thread, or the chat.
+        last: Its last run; ``None`` where there is none.
+        state: What that one left; ``None`` also while it is under way.
+    """
+
+    runs: Runs
+    caller: Caller
+    name: str
+    last: RunRow | None
+    state: AgentState | None
+
+    @classmethod
+    async def of(cls, request: Request, name: str) -> Conversation:
+        """
+        Return the conversation of whoever makes a request, by its name: nobody reaches another one's.
+
+        Raises:
+            InputError: for what is not a name.
+            StepEngineError: when what is recorded of it cannot be read.
+        """
+        if not (1 <= len(name) <= MAX_NAME and name.isprintable()):
+            msg = f"a conversation is named by 1 to {MAX_NAME} printable characters"
+            raise InputError(msg, issues=(msg,))
+        runs, caller = runs_of(request.app.state.runs), caller_of(request)
+        last = await runs.newest(caller, name)
+        state = None if last is None or last.status in UNDER_WAY else await runs.state(last)
+        return cls(runs, caller, name, last, state)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether its last run has neither ended nor asked anything."""
+        return self.last is not None and self.state is None
+
+    def check_rests(self) -> None:
+        """
+        Let a turn be taken where it rests.
+
+        Raises:
+            Problem: 409, while a run of it is under way.
+        """
+        if self.last is not None and self.is_under_way:
+            msg = (
+                f"the run {self.last.run} of this conversation is under way; come back to it, or end it by "
+                f"`POST /runs/{self.last.run}/cancel`, and then say more"
+            )
+            raise Problem(msg, status=409, kind="under_way", members={"run_id": self.last.run})
+
+    async def take(
+        self,
+        agent: str,
+        prompt: str,
+        answers: Mapping[str, AnswerLike],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        by: str | None = None,
+    ) -> Taken:
+        """
+        Take the next turn: answer what the last run asks, or start another one. It is registered when this returns.
+
+        What is said where something is asked is the answer to the first question.
+
+        Args:
+            agent: The agent.
+            prompt: What is said.
+            answers: Answers, by the ids of their questions.
+            metadata: Of a run that is started.
+            by: Who answers in the caller's name.
+
+        Raises:
+            AnswerRejected: when an answer does not fit what is asked.
+            Problem: when a run is under way, waits for something else than a person, or too many are.
+        """
+        self.check_rests()
+        if self.last is None or self.state is None or self.last.status not in OPEN:
+            if answers:
+                msg = "nothing is asked here any more; nothing was taken"
+                raise AnswerRejected(msg)
+            asked = WantedRun(
+                agent=agent, prompt=prompt, metadata=metadata, session=self.name, turn=NextTurn(self.last), is_patient=False
+            )  # fmt: skip
+            run, _ = await self.runs.start(self.caller, asked)
+            return Taken(run, self.shown(run))
+        await self._check_asks(agent, self.last, self.state)
+        given = answers or {self.state.pending[0].id: prompt}
+        return await self._resume_with_answers(self.last, given, by=by, say=prompt if answers else "")
+
+    async def _check_asks(self, agent: str, last: RunRow, state: AgentState) -> None:
+        if not state.pending:
+            waits = (await self.runs.result(last)).waits_for
+            msg = f"the last run of this conversation has not ended, so nothing can be said to it yet. {waits_in_words(waits)}"
+            raise Problem(msg.strip(), status=409, kind="waits", members={"run_id": last.run})
+        if last.agent != agent:
+            msg = f"the agent {last.agent!r} has asked something in this conversation, and waits for the answer"
+            raise Problem(msg, status=409, kind="waits", members={"run_id": last.run})
+
+    async def _resume_with_answers(
+        self, last: RunRow, given: Mapping[str, AnswerLike], *, by: str | None, say: str
+    ) -> Taken:
+        place = await asyncio.to_thread(_place, Watch(self.runs.journal(last.run)))
+        handle = await self.runs.answer_turn(self.caller, last, given, by=by, say=say)
+        if handle is None:
+            return Taken(last.run, followed(self.runs, self.caller, last.run, place), place)
+        return Taken(last.run, noted(self.runs, last.run, handle.events()), place)
+
+    def shown(self, run: str, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """
+        Give the events of a run from its first one on, or behind the event *after* of its journal.
+
+        Where the run began in this process texts come in pieces, else whole.
+        """
+        handle = self.runs.whole(run) if after is None else None
+        return (
+            followed(self.runs, self.caller, run, after) if handle is None else noted(self.runs, run, handle.events())
+        )
+
+
+async def followed(runs: Runs, caller: Caller, run: str, after: str | None) -> AsyncGenerator[Event, None]:
+    """Give the events of a run by its journal, until it rests, and then how it does."""
+    watch, pause = Watch(runs.journal(run), after), FIRST_PAUSE_SECONDS
+    while True:
+        rests = await runs.rests(run)  # first: what was written before that is read by now
+        events = await asyncio.to_thread(watch.look)
+        for event in events:
+            # Whoever resumes a run that was stopped shows no second one.
+            if not isinstance(event, RunFinished) or event.path:
+                yield event
+        if rests and not watch.is_behind:
+            break
+        pause = next_pause(pause, has_news=bool(events))
+        await asyncio.sleep(0 if watch.is_behind else pause)
+    row = await runs.find(caller, run)
+    yield RunFinished(result=await runs.result(row), run_id=run)
+
+
+async def noted(runs: Runs, run: str, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """Give events; the end of the run when it is on the disk, so that whoever has seen it may take the next turn."""
+    try:
+        async for event in events:
+            if isinstance(event, RunFinished) and not event.path:
+                await runs.noted(run)
+            yield event
+    finally:
+        await events.aclose()
+
+
+def _place(watch: Watch) -> str | None:
+    """Return the last event of a journal."""
+    last: str | None = None
+    while watch.is_behind:
+        for event in watch.look():
+            last = event.id or last
+    return last
+
+
+async def paced(
+    lines: AsyncGenerator[str, None], stopping: asyncio.Event, *, ping: float = PING_SECONDS
+) -> AsyncIterator[str]:
+    """
+    Give *lines*, and a comment whenever nothing came for *ping* seconds; end where the server does, and close *lines* in any case.
+    """
+    coming: asyncio.Future[str | None] = asyncio.ensure_future(anext(lines, None))
+    ending = asyncio.ensure_future(stopping.wait())
+    try:
+        while True:
+            await asyncio.wait((coming, ending), timeout=ping, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return
+            if not coming.done():
+                yield PING
+                continue
+            line = coming.result()
+            if line is None:
+                return
+            coming = asyncio.ensure_future(anext(lines, None))
+            yield line
+    finally:
+        ending.cancel()
+        coming.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+            await coming
+        await lines.aclose()

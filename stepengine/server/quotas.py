@@ -1,0 +1,274 @@
+"""
+Quotas: how much one owner may use of a server, and the bookkeeping of it.
+
+``runs`` and ``durable_runs`` admit each start, fork and mailbox message through a ``QuotaTable``. It measures what an owner uses, adds what was
+admitted since, and measures again before it refuses. Answers, results of deferred tools and cancels are never refused: a waiting run
+depends on them.
+
+What must not live here: storage. How usage is measured is the caller's function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import attrs
+from attrs import field, frozen
+
+from stepengine.data.quantities import parse_size
+from stepengine.errors import DefinitionError
+from stepengine.server.problems import Problem
+
+__all__ = ("QuotaTable", "QuotaUse", "Quotas", "Usage", "json_size", "parse_quotas")
+
+MIB = 1024 * 1024
+MINUTE = 60
+MAX_AGE_SECONDS = 10.0
+"""How old a measurement may be: other servers of the same storage location change it, too."""
+MIN_AGE_SECONDS = 1.0
+"""How often an owner at a limit is measured."""
+OWNERS_KEPT = 1_000
+RETRY_SECONDS = 5
+
+
+def _check_amount(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and (type(value) is not int or value < 1):
+        msg = f"Quotas({attribute.name}=...) takes a positive number or None, not {value!r}"
+        raise DefinitionError(msg)
+
+
+@frozen(kw_only=True)
+class Quotas:
+    """
+    How much one owner may use of a server. ``None`` means no limit.
+
+    Attributes:
+        open_runs: Runs that have not ended, waiting ones included.
+        stored_bytes: Bytes of the owner's runs in storage: requests, journals and mailbox messages. Of runs in PostgreSQL only what
+            clients sent is counted.
+        bytes_per_minute: Bytes of starts, forks and mailbox messages within 60 seconds, counted by each server process.
+    """
+
+    open_runs: int | None = field(default=10_000, validator=_check_amount)
+    stored_bytes: int | None = field(default=8 * 1024 * MIB, validator=_check_amount)
+    bytes_per_minute: int | None = field(default=64 * MIB, validator=_check_amount)
+
+
+@frozen
+class Usage:
+    """
+    What an owner uses.
+
+    Attributes:
+        open_runs: See ``Quotas``.
+        stored_bytes: See ``Quotas``.
+    """
+
+    open_runs: int = 0
+    stored_bytes: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.open_runs + other.open_runs, self.stored_bytes + other.stored_bytes)
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(self.open_runs - other.open_runs, self.stored_bytes - other.stored_bytes)
+
+
+Measure: TypeAlias = Callable[[str], Awaitable[Usage]]
+
+
+class QuotaUse:
+    """A use that was admitted."""
+
+    def __init__(self) -> None:
+        self.is_refunded = False
+
+    def refund(self) -> None:
+        """Do not count this use: nothing new was stored."""
+        self.is_refunded = True
+
+
+class _Window:
+    """Bytes of the last minute, summed up by second."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[list[int]] = deque()
+        self.total = 0
+
+    def add(self, size: int, now: float) -> None:
+        if not self._seconds or self._seconds[-1][0] != math.floor(now):
+            self._seconds.append([math.floor(now), 0])
+        self._seconds[-1][1] += size
+        self.total += size
+
+    def expire(self, now: float) -> None:
+        while self._seconds and self._seconds[0][0] + MINUTE < now:
+            self.total -= self._seconds.popleft()[1]
+
+    def seconds_until(self, total: int, now: float) -> int:
+        """Return after how many seconds the total is at most *total*."""
+        left = self.total
+        for second, size in self._seconds:
+            left -= size
+            if left <= total:
+                return max(1, math.ceil(second + MINUTE - now))
+        return MINUTE
+
+
+class _Owner:
+    """The bookkeeping of one owner."""
+
+    def __init__(self) -> None:
+        self.measuring: asyncio.Task[None] | None = None
+        self.measured, self.measured_at = Usage(), -math.inf
+        self.added = Usage()
+        """What was admitted since the last measurement."""
+        self.pending = Usage()
+        """The part of it that may not be stored yet, which a measurement cannot see."""
+        self.window = _Window()
+
+    def is_idle(self, now: float) -> bool:
+        self.window.expire(now)
+        return self.measuring is None and self.pending == Usage() and not self.window.total
+
+
+class QuotaTable:
+    """
+    What each owner uses, as one server process knows it.
+
+    Args:
+        quotas: The limits.
+        measure: Returns what an owner uses in storage.
+        clock: Seconds that only grow.
+
+    Attributes:
+        on_refusal: Is called with the name of a quota when a request exceeds it.
+    """
+
+    def __init__(self, quotas: Quotas, measure: Measure, clock: Callable[[], float] = time.monotonic) -> None:
+        self.quotas = quotas
+        self.on_refusal: Callable[[str], object] = lambda _: None
+        self._measure, self._clock = measure, clock
+        self._owners: dict[str, _Owner] = {}
+
+    @asynccontextmanager
+    async def use(self, owner: str, size: int, *, runs: int = 0) -> AsyncIterator[QuotaUse]:
+        """
+        Admit a request that stores *size* bytes and starts so many *runs*. What fails within the block is not counted.
+
+        Raises:
+            Problem: when the request exceeds a quota of *owner*.
+        """
+        known, use, wanted = self._find_owner(owner), QuotaUse(), Usage(runs, size)
+        await self._admit(owner, known, wanted)
+        try:
+            yield use
+        except BaseException:
+            use.refund()
+            raise
+        finally:
+            known.pending -= wanted
+            if use.is_refunded:
+                known.added -= wanted
+                known.window.add(-size, self._clock())
+
+    def _find_owner(self, owner: str) -> _Owner:
+        if owner not in self._owners and len(self._owners) >= OWNERS_KEPT:
+            now = self._clock()
+            self._owners = {name: one for name, one in self._owners.items() if not one.is_idle(now)}
+        return self._owners.setdefault(owner, _Owner())
+
+    async def _admit(self, owner: str, known: _Owner, wanted: Usage) -> None:
+        age = self._clock() - known.measured_at
+        if age > MAX_AGE_SECONDS or (age > MIN_AGE_SECONDS and self._exceeded(known, wanted) is not None):
+            # Requests that arrive together share a measurement and continue together: their runs are then registered together.
+            known.measuring = known.measuring or asyncio.ensure_future(self._measure_owner(owner, known))
+            await asyncio.shield(known.measuring)
+        now, exceeded = self._clock(), self._exceeded(known, wanted)
+        self._check_minute(known, wanted.stored_bytes, now)
+        if exceeded is not None:
+            self._refuse(*exceeded)
+        known.added += wanted
+        known.pending += wanted
+        known.window.add(wanted.stored_bytes, now)
+
+    async def _measure_owner(self, owner: str, known: _Owner) -> None:
+        started = self._clock()
+        known.added = known.pending
+        try:
+            known.measured, known.measured_at = await self._measure(owner), started
+        finally:
+            known.measuring = None
+
+    def _exceeded(self, known: _Owner, wanted: Usage) -> tuple[str, int] | None:
+        """Return the name and the limit of the quota that *wanted* exceeds."""
+        total = known.measured + known.added + wanted
+        if wanted.open_runs and self.quotas.open_runs is not None and total.open_runs > self.quotas.open_runs:
+            return "open_runs", self.quotas.open_runs
+        if wanted.stored_bytes and self.quotas.stored_bytes is not None and total.stored_bytes > self.quotas.stored_bytes:  # fmt: skip
+            return "stored_bytes", self.quotas.stored_bytes
+        return None
+
+    def _check_minute(self, known: _Owner, size: int, now: float) -> None:
+        known.window.expire(now)
+        limit = self.quotas.bytes_per_minute
+        # A fork of a journal that is larger than the quota is admitted in a minute without anything else.
+        if limit is not None and size and known.window.total and known.window.total + size > limit:
+            self._refuse("bytes_per_minute", limit, known.window.seconds_until(max(0, limit - size), now))
+
+    def _refuse(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:
+        self.on_refusal(quota)
+        # Stored bytes decrease only when runs are deleted, so no time can be named.
+        headers = {} if quota == "stored_bytes" else {"retry-after": str(seconds)}
+        members = {"quota": quota, "limit": limit}
+        raise Problem(
+            MESSAGES[quota].format(limit), status=429, kind="quota_exceeded", members=members, headers=headers
+        )
+
+
+MESSAGES = {
+    "open_runs": "this owner would have more than {:,} runs that have not ended; wait until one ends, or cancel one",
+    "stored_bytes": "the runs of this owner would store more than {:,} bytes; the operator of this server can delete old ones",
+    "bytes_per_minute": "this owner would send more than {:,} bytes within a minute; send this request again later",
+}
+
+
+def json_size(value: object) -> int:
+    """Return how many bytes a value has as JSON."""
+    return len(json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace"))
+
+
+def parse_quotas(texts: Iterable[str]) -> Quotas:
+    """
+    Return the quotas of texts such as ``"open-runs=100"``, ``"stored-bytes=2GiB"`` and ``"bytes-per-minute=none"``.
+
+    Raises:
+        DefinitionError: when a text is not a quota.
+    """
+    names = {one.name.replace("_", "-"): one.name for one in attrs.fields(Quotas)}
+    given: dict[str, int | None] = {}
+    for text in texts:
+        name, _, amount = text.partition("=")
+        try:
+            given[names[name]] = _parse_amount(amount.strip().lower(), is_size="bytes" in name)
+        except (KeyError, ValueError):
+            examples = ", ".join(f"{one}={'2GiB' if 'bytes' in one else '100'}" for one in names)
+            msg = f"{text!r} is not a quota. Write one of these, with a number or `none`: {examples}"
+            raise DefinitionError(msg) from None
+    return Quotas(**given)
+
+
+def _parse_amount(text: str, *, is_size: bool) -> int | None:
+    if text == "none":
+        return None
+    if not is_size and not text.isdecimal():
+        msg = f"{text!r} is not a number"
+        raise ValueError(msg)
+    return parse_size(text)

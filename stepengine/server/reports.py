@@ -1,0 +1,235 @@
+"""
+``Reports``: the reports of evaluations in a folder, as `stepengine eval` writes them.
+
+What must not live here: routes. What stands in the folder is only read, and what is no report is not shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import jiter
+from attrs import frozen
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.evaluation.scoring import FORMAT
+from stepengine.journal.files import FileJournal
+from stepengine.server.access import check_folder
+
+__all__ = ("Report", "ReportPlace", "Reports")
+
+logger = logging.getLogger(__name__)
+
+FILE = "results.json"
+MAX_BYTES = 64 * 1024 * 1024
+MAX_DEPTH = 4
+MAX_FOLDERS = 10_000
+MAX_SAMPLES = 100_000
+
+
+class _Part(BaseModel):
+    # A newer version may write more.
+    model_config = ConfigDict(extra="ignore")
+
+
+class Sample(_Part):
+    """A run of a case."""
+
+    side: str
+    n: int
+    status: str
+    passed: bool | None = None
+    scores: dict[str, dict[str, Any]] = {}
+    cost: str | None = None
+    tokens: int = 0
+    steps: int = 0
+    seconds: float | None = None
+    reused: str = "new"
+    journal: str = ""
+    run_id: str | None = Field(default=None, description="The id of the run that its journal holds.")
+
+
+class Case(_Part):
+    """A case of an evaluation."""
+
+    id: str
+    tags: list[str] = []
+    group: str | None = None
+    samples: list[Sample] = []
+
+
+class Side(_Part):
+    """What was tried."""
+
+    name: str
+    agent: str = ""
+    models: list[str] = []
+
+
+class Report(_Part):
+    """The report of an evaluation."""
+
+    id: str = ""
+    name: str
+    created: str = ""
+    seed: int = 0
+    n: int = 0
+    sides: list[Side] = []
+    checks: list[str] = []
+    spent: str = ""
+    stopped: str = ""
+    cases: list[Case] = []
+    summary: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
+    ratios: list[dict[str, Any]] = []
+
+
+@frozen
+class ReportPlace:
+    """
+    Where a report lies.
+
+    Attributes:
+        id: The path of its folder below that of all reports.
+        changed: When it was written, in seconds since 1970.
+        file: Its file.
+    """
+
+    id: str
+    changed: float
+    file: Path
+
+
+class Reports:
+    """
+    The reports below a folder.
+
+    Args:
+        folder: The folder, such as ``evals``; it may be made later.
+
+    Raises:
+        DefinitionError: for a file.
+        JournalError: when others could write to the folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        if self._folder.exists():
+            if not self._folder.is_dir():
+                msg = f"reports={str(folder)!r} is not a folder; the one in which `stepengine eval` writes, such as 'evals', would be fine"
+                raise DefinitionError(msg)
+            check_folder(self._folder)
+
+    def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportPlace, Report]]:
+        """Return reports, newest first, that come behind a place; their cases have no run ids."""
+        found: list[tuple[ReportPlace, Report]] = []
+        for place in sorted(self._places(), key=lambda one: (one.changed, one.id), reverse=True):
+            if before is not None and (place.changed, place.id) >= before:
+                continue
+            report = _read(place)
+            if report is not None:
+                found.append((place, report))
+            if len(found) >= limit:
+                break
+        return found
+
+    def find(self, report_id: str) -> Report | None:
+        """Return a report by its id, with the ids of its runs; ``None`` where there is none."""
+        place = next((one for one in self._places() if one.id == report_id), None)
+        report = None if place is None else _read(place)
+        if place is None or report is None:
+            return None
+        samples = [sample for case in report.cases for sample in case.samples]
+        for sample in samples[:MAX_SAMPLES]:
+            sample.run_id = _run_of(place.file.parent, sample.journal)
+        return report
+
+    def journal(self, report_id: str, journal: str) -> FileJournal | None:
+        """Return the journal of a sample that a report names; ``None`` where it names none so, or there is none below it."""
+        place = next((one for one in self._places() if one.id == report_id), None)
+        report = None if place is None else _read(place)
+        if place is None or report is None:
+            return None
+        named = any(sample.journal == journal for case in report.cases for sample in case.samples)
+        return _journal_in(place.file.parent, journal) if named else None
+
+    def _places(self) -> Iterator[ReportPlace]:
+        """Give each folder that has a report; links lead nowhere, so that nothing from elsewhere is shown."""
+        folders: list[tuple[Path, int]] = [(self._folder, 0)]
+        for seen, (folder, depth) in enumerate(folders):
+            if seen >= MAX_FOLDERS:
+                logger.warning("there are more than %d folders of reports; the others are not looked at", MAX_FOLDERS)
+                return
+            try:
+                with os.scandir(folder) as entries:
+                    inside = list(entries)
+            except OSError:
+                continue
+            own = next((one for one in inside if one.name == FILE and one.is_file(follow_symlinks=False)), None)
+            if own is None:
+                below = [Path(one.path) for one in inside if one.is_dir(follow_symlinks=False)]
+                folders += [(one, depth + 1) for one in sorted(below)] if depth < MAX_DEPTH else []
+                continue
+            name = folder.relative_to(self._folder).as_posix() if depth else folder.absolute().name
+            yield ReportPlace(name, own.stat(follow_symlinks=False).st_mtime, Path(own.path))
+
+
+def _read(place: ReportPlace) -> Report | None:
+    """Return the report at a place; ``None`` for anything else, such as the results of another command."""
+    try:
+        descriptor = os.open(place.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(MAX_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        report = _parse_report(data)
+    except (OSError, ValidationError, ValueError) as error:
+        logger.info("%s is not a report of an evaluation: %s", place.file, type(error).__name__)
+        return None
+    if report is not None:
+        report.id = place.id
+        # Evaluations write the scores of a sample, and not what they come to.
+        judges = {row.get("check") for row in report.summary if row.get("judge")}
+        for sample in [sample for case in report.cases for sample in case.samples if sample.passed is None]:
+            sample.passed = _passed(sample, judges)
+    return report
+
+
+def _passed(sample: Sample, judges: Collection[Any]) -> bool | None:
+    """Return whether all checks that are functions pass; ``None`` when that is not known, or there is none."""
+    asked = [score.get("passed") for name, score in sample.scores.items() if name not in judges]
+    known = [each for each in asked if isinstance(each, bool)]
+    return all(known) if asked and len(known) == len(asked) else None
+
+
+def _parse_report(data: bytes) -> Report | None:
+    """Return the report that a text holds; ``None`` where it holds none, or another kind; raises ``ValueError`` for a damaged one."""
+    if not 0 < len(data) <= MAX_BYTES:
+        return None
+    read = jiter.from_json(data)
+    return Report.model_validate(read) if isinstance(read, dict) and read.get("format") == FORMAT else None
+
+
+def _run_of(folder: Path, journal: str) -> str | None:
+    """Return the id of the run in a journal that a report names."""
+    try:
+        found = _journal_in(folder, journal)
+        head = None if found is None else found.head()
+    except (StepEngineError, OSError, ValueError):
+        return None
+    return None if head is None else head.run
+
+
+def _journal_in(folder: Path, journal: str) -> FileJournal | None:
+    """Return a journal that a report names, which lies below the report itself and not where a link leads."""
+    try:
+        real = folder.resolve()
+        place = (real / journal).resolve()
+        is_there = place == real / journal and place.is_relative_to(real) and place.is_file()
+    except (OSError, ValueError):
+        return None
+    return FileJournal(place) if is_there else None

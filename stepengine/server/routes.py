@@ -1,0 +1,1295 @@
+"""What clients may ask for: one table of operations, from which the routes and the OpenAPI document are made."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import inspect
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import attrs
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from stepengine.adapters.ag_ui.asked import KEY as PAGE_KEY
+from stepengine.data.alike import list_names
+from stepengine.data.codec import bare, plain
+from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.engine.describing import described, missing_model
+from stepengine.errors import AnswerRejected, InputError, LimitExceeded, MissingKey, StepEngineError
+from stepengine.evaluation.origins import origin_of
+from stepengine.journal.history import engine_version
+from stepengine.server.access import caller_of
+from stepengine.server.ag_ui import OPERATIONS as AG_UI
+from stepengine.server.bodies import MOST_LISTED, Body, View, cursor_of, limit_of, page_of, place_of, unusable
+from stepengine.server.bodies import body_of as _body
+from stepengine.server.durable_runs import AnyRuns
+from stepengine.server.foreign import OPERATIONS as FOREIGN
+from stepengine.server.ledger import OPEN, RunRow, SessionRow
+from stepengine.server.mcp import OPERATIONS as MCP
+from stepengine.server.metrics import OPERATIONS as METRICS
+from stepengine.server.openapi import HttpParameter, Operation, document
+from stepengine.server.pages import Conversation
+from stepengine.server.problems import Problem, problem_of
+from stepengine.server.reports import Report, Reports
+from stepengine.server.runs import NextTurn, Runs, RunStanding, WantedRun
+from stepengine.server.showing import sse
+from stepengine.server.studio import Asking, Views, get_page, get_part
+from stepengine.server.vercel import OPERATIONS as VERCEL
+from stepengine.server.webhooks import OPERATIONS as HOOKS
+from stepengine.tools.bundled.recalling import message_text
+from stepengine.tools.spawning import params_schema
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from starlette.requests import Request
+
+    from stepengine.data.definition import AgentDefinition
+    from stepengine.data.messages import Message
+    from stepengine.data.usage import Usage
+    from stepengine.data.waiting import Waits
+
+__all__ = ("OPERATIONS", "PAGES")
+
+MAX_KEY = 255
+MAX_TEXT = 256 * 1024
+MAX_SEARCH = 200
+MAX_DIGITS = 18
+MOST_PROMPT = 500
+MOST_SAID = 200
+"""Messages of a conversation that are shown."""
+MOST_CHARS = 20_000
+"""Characters of each of them."""
+STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+class RunLimits(Body):
+    """How much a run may have: no more than its agent may have here."""
+
+    max_steps: Annotated[int | None, Field(description="Calls of the model.", ge=1, le=1_000_000)] = None
+    max_cost_usd: Annotated[float | None, Field(description="US dollars of the run and its children.", gt=0)] = None
+
+
+class Picture(Body):
+    """A picture that is said with the prompt."""
+
+    mime_type: Annotated[Literal["image/png", "image/jpeg", "image/gif", "image/webp"], Field()]
+    data: Annotated[str, Field(description="Its bytes in base64.", max_length=8 * 1024 * 1024)]
+
+
+class StartRun(Body):
+    """A run that is to be started."""
+
+    agent: Annotated[str, Field(description="The id of an agent.", max_length=200)]
+    prompt: Annotated[str, Field(description="What it should do.", max_length=MAX_TEXT)] = ""
+    params: Annotated[dict[str, Any] | None, Field(description="By the agent's schema.")] = None
+    session_id: Annotated[str | None, Field(description="The conversation.", min_length=1, max_length=200)] = None
+    metadata: Annotated[dict[str, Any] | None, Field(description="For hooks and tools.")] = None
+    limits: Annotated[RunLimits | None, Field(description="Beside those of the agent.")] = None
+    model: Annotated[
+        str | None,
+        Field(description="The agent's in this run; needs the scope admin.", min_length=1, max_length=200),
+    ] = None
+    images: list[Picture] = Field(default_factory=list, description="Said before the prompt.", max_length=20)
+    turn: Annotated[bool, Field(description="Go on from what the last run of the conversation left.")] = False
+
+
+class AnswerObject(Body):
+    """An answer that is more than a text or a bool."""
+
+    selected: list[str] = Field(default_factory=list, description="The chosen options.", max_length=100)
+    text: Annotated[str, Field(max_length=MAX_TEXT)] = ""
+    declined: bool = False
+    remember: Annotated[Literal["session", "always"] | None, Field(description="Allow such calls from now on.")] = None
+    covers: Annotated[str, Field(description="The id of the wider rule that is meant.", max_length=1_000)] = ""
+    edited_input: Annotated[dict[str, Any] | None, Field(description="Run the call with this input instead.")] = None
+    reason: Annotated[str, Field(description="Why; the model is told why a call was refused.", max_length=10_000)] = ""
+
+
+class AnswerQuestions(Body):
+    """Answers by the ids of their questions; all of them are taken, or none."""
+
+    answers: Annotated[dict[str, bool | str | AnswerObject], Field(min_length=1, max_length=100)]
+
+
+class PostMessage(Body):
+    """A message for what receives on a topic."""
+
+    topic: Annotated[str, Field(max_length=200, pattern="^[A-Za-z0-9_.:/-]+$")]
+    value: Any = None
+    id: Annotated[str | None, Field(description="A second message with this id is none.", max_length=200)] = None
+    path: Annotated[str, Field(description="The child that it is for.", max_length=1_000)] = ""
+
+
+class SayInput(Body):
+    """Something that the user says while the run is under way."""
+
+    text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+
+
+class ToolResultBody(Body):
+    """What came of a call of a deferred tool."""
+
+    result: Any = None
+    path: Annotated[str | None, Field(description="The child that made the call.", max_length=1_000)] = None
+
+
+class CancelRun(Body):
+    """Why a run is ended."""
+
+    reason: Annotated[str, Field(max_length=1_000)] = ""
+
+
+class AgentChanges(Body):
+    """What is different of the agent of a run; what is null stays."""
+
+    system_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    instructions_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    step_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    model: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=10_000_000)] = None
+
+
+class ForkRun(Body):
+    """Where another run begins, and what is different there."""
+
+    at: Annotated[int | str, Field(description="The effect that is kept last: its number, or path#number.")]
+    edit: Annotated[Any, Field(description="Another outcome of that effect.")] = None
+    changes: Annotated[
+        AgentChanges | None,
+        Field(description="Another prompt, model or settings from there on; what models said before stays."),
+    ] = None
+    allow_repeat: Annotated[bool, Field(description="Also where effects that changed the world may happen again.")] = (
+        False
+    )
+
+
+class UndoRun(Body):
+    """How much of what a run wrote is taken back."""
+
+    at: Annotated[int | str, Field(description="The last effect whose writes stay; by default none do.")] = -1
+    dry_run: Annotated[bool, Field(description="Only say what would be done.")] = False
+    partial: Annotated[bool, Field(description="Leave files that were changed since, and bring back the rest.")] = False
+
+
+# --- what comes back --------------------------------------------------------------------------------------------------
+
+
+class AgentView(View):
+    """An agent that may be started."""
+
+    id: str
+    name: str
+    description: str
+    prompt: Annotated[str | None, Field(description="What its prompt should say.")]
+    params: Annotated[dict[str, Any] | None, Field(description="JSON Schema of its params.")]
+    tools: list[str]
+    spawns: list[str]
+    model: Annotated[str | None, Field(description="Null where the caller of the engine says it.")] = None
+    missing: Annotated[
+        str | None,
+        Field(description="What it lacks to be started, such as the key of its model; needs the scope admin."),
+    ] = None
+
+
+class ToolSpecView(View):
+    """A tool, as a model is shown it."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+    category: str
+    needs_permission: bool
+
+
+class PromptsView(View):
+    """The prompts of an agent, with what the engine adds to them."""
+
+    system: Annotated[str | None, Field(description="Null where it is made anew for each run.")]
+    instructions: str
+    step: str
+
+
+class AgentDetail(AgentView):
+    """An agent; what is null needs the scope debug, or is not there."""
+
+    source: Annotated[str | None, Field(description="Of its handler.")]
+    file: str | None = None
+    line: int | None = None
+    prompts: PromptsView | None = None
+    tool_specs: list[ToolSpecView] | None = None
+    policy: Annotated[
+        dict[str, Any] | None, Field(description="The rules for its calls; null where all are allowed.")
+    ] = None
+    settings: Annotated[dict[str, Any] | None, Field(description="Those that are set.")] = None
+
+
+class AgentList(View):
+    """The agents that may be started, as their files are now."""
+
+    agents: list[AgentView]
+    broken: Annotated[
+        str | None,
+        Field(
+            description="Why the files cannot be loaded as they are now: nothing is started, and these agents are the last that could."
+        ),
+    ] = None
+    script: Annotated[str | None, Field(description="The script that answers in place of models.")] = None
+
+
+class StartedRun(View):
+    """A run that was started."""
+
+    run_id: str
+    events: Annotated[str, Field(description="The path of its events.")]
+    is_new: Annotated[bool, Field(description="False where the idempotency key had started it before.")]
+
+
+class QuestionView(View):
+    """An open question."""
+
+    id: str
+    text: str
+    options: list[str]
+    multi_select: bool
+    allow_text: bool
+    tool_name: str | None
+    details: Any
+    preview: dict[str, Any] | None
+    path: str
+    descriptions: Annotated[list[str], Field(description="What each of the options means.")]
+    number: Annotated[str | None, Field(description="Which numbers are answers: `whole` ones or `any`.")]
+    remember: Annotated[dict[str, Any] | None, Field(description="The rule that an answer with `remember` adds.")]
+    wider: Annotated[list[dict[str, Any]], Field(description="Rules that allow more, by their ids for `covers`.")]
+
+
+class OpenQuestion(QuestionView):
+    """An open question, with the run that asks."""
+
+    run_id: str
+    agent: str
+    owner: str
+    session_id: str | None
+    since: Annotated[str, Field(description="When the run's status changed last.")]
+    program: Annotated[str | None, Field(description="The program that asks.")]
+    line: Annotated[int | None, Field(description="The line of it that waits.")]
+
+
+class QuestionList(View):
+    """Open questions of all runs, those of the newest runs first."""
+
+    questions: list[OpenQuestion]
+    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+
+
+class RunDetails(View):
+    """What a list says of a run with ?details=1."""
+
+    prompt: str
+    changed: str
+    steps: Annotated[int | None, Field(description="Calls of models, those of children, too.")]
+    cost_usd: str | None
+    tokens: int | None
+    seconds: Annotated[float | None, Field(description="From its start to its last record.")]
+    waits: Annotated[list[str], Field(description="What it waits for, in words.")]
+    wakes: Annotated[str | None, Field(description="When it goes on by itself.")]
+    agents: Annotated[int, Field(description="How many agents ran in it.")]
+    asks: Annotated[bool, Field(description="Whether it waits for a person.")]
+    doing: Annotated[str, Field(description="The kind of effect that is under way.")]
+    output: Annotated[str | None, Field(description="The beginning of its output, as text or JSON.")]
+    forked_from: Annotated[str | None, Field(description="Of a fork, the id of its parent.")]
+
+
+class RunSummary(View):
+    """A run in a list."""
+
+    run_id: str
+    agent: str
+    owner: str
+    status: str
+    created: str
+    session_id: str | None
+    details: Annotated[RunDetails | None, Field(description="With ?details=1.")] = None
+
+
+class WaitView(View):
+    """One thing that a suspended run waits for."""
+
+    kind: Annotated[str, Field(description="`question`, `time`, `message` or `child`.")]
+    said: Annotated[str, Field(description="The same in words.")]
+    path: Annotated[str, Field(description="The path of the run that waits, of a child such as `0.1`.")]
+    seq: int
+    wakes_at: Annotated[str | None, Field(description="When the time comes, or the patience ends.")]
+    question: Annotated[str | None, Field(description="The id of the question.")]
+    topic: Annotated[str | None, Field(description="The topic of the message.")]
+    paths: Annotated[list[str], Field(description="The paths of the children.")]
+
+
+class ForkOrigin(View):
+    """Where a fork began."""
+
+    run: Annotated[str, Field(description="The id of the run that was forked.")]
+    at: Annotated[str, Field(description="The last effect that was kept.")]
+
+
+class RunView(RunSummary):
+    """The state of a run."""
+
+    phase: str | None
+    epoch: str | None
+    questions: list[QuestionView]
+    output: Any
+    text: str
+    error: str
+    usage: dict[str, Any] | None
+    cost_usd: str | None
+    waits_for: Annotated[list[WaitView], Field(description="What a suspended run waits for.")]
+    wakes_at: Annotated[
+        str | None, Field(description="When a suspended run resumes by itself: the first of its times.")
+    ]
+    forked_from: Annotated[ForkOrigin | None, Field(description="Of a fork, where it began.")]
+
+
+class RunList(View):
+    """Runs, newest first."""
+
+    runs: list[RunSummary]
+    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+
+
+class Accepted(View):
+    """What was said to a run was taken, and is on the disk."""
+
+    run_id: str
+
+
+class Posted(Accepted):
+    """A message is on the disk."""
+
+    is_new: Annotated[bool, Field(description="False where one with its id was there before.")]
+
+
+class LeftFile(View):
+    """A file that was left as it is."""
+
+    path: str
+    why: str
+
+
+class UndoneView(View):
+    """What was undone; paths are relative to the folder that the run's tools write in."""
+
+    restored: Annotated[list[str], Field(description="Files that hold again what they held before.")]
+    removed: Annotated[list[str], Field(description="Files and folders that the run had made.")]
+    created: Annotated[list[str], Field(description="Files that the run had deleted.")]
+    unchanged: Annotated[list[str], Field(description="Files that were as before already.")]
+    left: list[LeftFile]
+    unknown: Annotated[list[str], Field(description="Calls of which nobody knows whether they happened.")]
+    others: Annotated[list[str], Field(description="What else changed the world, and keeps nothing to undo it by.")]
+    dry_run: bool
+
+
+class Spent(View):
+    """Tokens and money."""
+
+    usage: dict[str, Any]
+    cost_usd: Annotated[str | None, Field(description="Null where a price is not known.")]
+
+
+class CostView(Spent):
+    """What a run and its children spent so far."""
+
+    run_id: str
+    by_agent: dict[str, Spent]
+    by_model: dict[str, Spent]
+
+
+class SessionSummary(View):
+    """A conversation in a list."""
+
+    session_id: str
+    owner: str
+    agent: Annotated[str, Field(description="That of the last run.")]
+    status: Annotated[str, Field(description="How the last run stands.")]
+    runs: int
+    changed: Annotated[str, Field(description="When the last run was asked for.")]
+
+
+class SessionList(View):
+    """Conversations, those with the newest runs first."""
+
+    sessions: list[SessionSummary]
+    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+
+
+class SaidView(View):
+    """A message of a conversation."""
+
+    role: str
+    text: str
+
+
+class SessionView(SessionSummary):
+    """A conversation; GET /runs?session= lists its runs."""
+
+    turns: Annotated[int | None, Field(description="Null where the server keeps no conversations, as what follows is.")]
+    usage: dict[str, Any] | None
+    messages: Annotated[list[SaidView] | None, Field(description="The last ones, oldest first.")]
+    left_out: Annotated[int | None, Field(description="Messages before those that are shown.")]
+
+
+class ReportSummary(View):
+    """A report in a list."""
+
+    id: str
+    name: str
+    created: str
+    sides: list[str]
+    cases: int
+    n: Annotated[int, Field(description="Samples of each case.")]
+    spent: Annotated[str, Field(description="US dollars.")]
+    stopped: Annotated[str, Field(description="Why it is partial; empty when it is not.")]
+
+
+class ReportList(View):
+    """Reports of evaluations, newest first."""
+
+    reports: list[ReportSummary]
+    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+
+
+class ScheduleView(View):
+    """When an agent is started by itself."""
+
+    id: str
+    agent: str
+    cron: str | None
+    timezone: str
+    enabled: bool
+    next: str | None
+    last: dict[str, Any] | None
+    missed: int
+
+
+class ScheduleList(View):
+    """The schedules."""
+
+    schedules: list[ScheduleView]
+
+
+class Health(View):
+    """Whether the server is there."""
+
+    status: str
+    live: Annotated[int, Field(description="Runs that are under way in this process.")]
+
+
+# --- reading requests -------------------------------------------------------------------------------------------------
+
+
+def _runs(request: Request) -> AnyRuns:
+    found: AnyRuns = request.app.state.runs
+    return found
+
+
+def _json(view: BaseModel, status: int = 200) -> Response:
+    return Response(view.model_dump_json(), status, media_type="application/json")
+
+
+async def _row(request: Request) -> RunRow:
+    return await _runs(request).find(caller_of(request), request.path_params["run"])
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def _agent_view(agent: AgentDefinition) -> dict[str, Any]:
+    return {
+        "id": agent.id,
+        "name": agent.display_name or agent.id,
+        "description": agent.description,
+        "prompt": None if agent.input_schema is None else agent.input_schema.prompt,
+        "params": plain(params_schema(agent)) or None,
+        "tools": list(agent.tool_names),
+        "spawns": list(agent.spawnable_ids),
+        "model": None if agent.model is None else str(agent.model),
+    }
+
+
+async def list_agents(request: Request) -> Response:
+    runs = await _renewed(request)
+    broken = runs.broken.message if isinstance(runs, Runs) and runs.broken is not None else None
+    # Of runs in a database it matters what workers have, which may be elsewhere.
+    is_told, engine = caller_of(request).may("admin") and isinstance(runs, Runs), runs.engine
+    # To look for a key may import what a provider needs.
+    lacks = await asyncio.to_thread(lambda: [missing_model(engine, id_) if is_told else "" for id_ in runs.agents])
+    agents = [
+        AgentView(**_agent_view(engine.agent(id_)), missing=lack or None)
+        for id_, lack in zip(runs.agents, lacks, strict=True)
+    ]
+    return _json(AgentList(agents=agents, broken=broken, script=request.app.state.script or None))
+
+
+async def _renewed(request: Request) -> AnyRuns:
+    """Return the runs, with their agents as the files are now, where these can be loaded."""
+    runs = _runs(request)
+    if isinstance(runs, Runs):
+        await runs.renew_if_sound()
+    return runs
+
+
+async def get_agent(request: Request) -> Response:
+    runs, name = await _renewed(request), request.path_params["agent"]
+    if name not in runs.agents:
+        msg = f"there is no agent {name[:200]!r}"
+        raise Problem(msg, status=404, kind="no_such_agent")
+    agent = runs.engine.agent(name)
+    more = await asyncio.to_thread(_agent_detail, runs, agent) if caller_of(request).may("debug") else {"source": None}
+    return _json(AgentDetail(**_agent_view(agent), **more))
+
+
+def _agent_detail(runs: AnyRuns, agent: AgentDefinition) -> dict[str, Any]:
+    """Return what of an agent whoever writes it wants to see."""
+    known, origin = described(runs.engine, agent.id), origin_of(agent)
+    system = agent.system_prompt if isinstance(agent.system_prompt, str) else None
+    return {
+        "source": _source(agent),
+        "file": None if origin is None else str(origin.file),
+        "line": None if origin is None else origin.line,
+        "prompts": PromptsView(system=system, instructions=known.instructions, step=agent.step_prompt),
+        "tool_specs": [
+            ToolSpecView(
+                name=spec.name,
+                description=spec.description,
+                input_schema=plain(spec.input_schema),
+                category=spec.category,
+                needs_permission=spec.requires_permission,
+            )
+            for spec in known.tools
+        ],
+        "policy": known.policy,
+        "settings": {name: value for name, value in bare(agent.settings).items() if name != "type"},
+    }
+
+
+def _source(agent: AgentDefinition) -> str | None:
+    if agent.handle_steps is None:
+        return None
+    try:
+        return inspect.getsource(agent.handle_steps)
+    except (OSError, TypeError):
+        return None
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+async def start_run(request: Request) -> Response:
+    body, key = await _body(request, StartRun), request.headers.get("idempotency-key")
+    if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
+        msg = f"an Idempotency-Key has 1 to {MAX_KEY} printable characters"
+        raise InputError(msg, issues=(msg,))
+    if PAGE_KEY in (body.metadata or {}):
+        # It sets members of the agent's state, of which a page reaches those alone that are shared.
+        msg = f"metadata.{PAGE_KEY}: what pages send over AG-UI goes to /ag-ui/AGENT"
+        raise InputError(msg, issues=(msg,))
+    asked = WantedRun(
+        agent=body.agent,
+        prompt=body.prompt,
+        params=body.params,
+        metadata=body.metadata,
+        session=body.session_id,
+        limits=_limits(body),
+        model=body.model,
+        images=tuple([{"mime_type": one.mime_type, "data": _base64(one.data)} for one in body.images]),
+    )
+    if body.turn and key is not None:
+        msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
+        raise InputError(msg, issues=(msg,))
+    caller = caller_of(request)
+    if body.model is not None:
+        # Another model is another price and another provider, which the limits of the agent were not written for.
+        caller.must("admin")
+    asked = await _turned(request, body, asked)
+    try:
+        run, is_new = await _runs(request).start(caller, asked, key=key)
+    except MissingKey as error:
+        # Whoever may do everything is whoever runs the server, as far as anybody can tell: of no use to them is that they
+        # are to look where it was started.
+        if not caller.may("admin"):
+            raise
+        raise Problem(error.message, status=503, kind="missing_key") from error
+    return _started_response(request, run, is_new=is_new)
+
+
+def _limits(body: StartRun) -> dict[str, float] | None:
+    found = {} if body.limits is None else body.limits.model_dump(exclude_none=True)
+    return found or None
+
+
+def _base64(text: str) -> str:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        msg = "images: data is no base64"
+        raise InputError(msg, issues=(msg,)) from None
+    return text
+
+
+async def _turned(request: Request, body: StartRun, asked: WantedRun) -> WantedRun:
+    """Return what is asked as the next turn of its conversation, where nothing else keeps what was said in it."""
+    runs = _runs(request)
+    keeps = not isinstance(runs, Runs) or runs.engine.sessions is not None
+    if keeps and body.images and body.session_id is not None:
+        msg = "images: a conversation that is kept here takes texts alone"
+        raise InputError(msg, issues=(msg,))
+    if not body.turn:
+        return asked
+    if body.session_id is None:
+        msg = "turn: a turn is one of a conversation, whose name is in session_id"
+        raise InputError(msg, issues=(msg,))
+    if keeps:
+        return asked
+    conversation = await Conversation.of(request, body.session_id)
+    conversation.check_rests()
+    if conversation.last is not None and conversation.last.status in OPEN:
+        msg = f"the run {conversation.last.run} of this conversation waits; answer what it asks, or end it, before more is said"
+        raise Problem(msg, status=409, kind="waits", members={"run_id": conversation.last.run})
+    return attrs.evolve(asked, turn=NextTurn(conversation.last))
+
+
+def _started_response(request: Request, run: str, *, is_new: bool) -> Response:
+    # By Starlette's own names a path is only found where nothing mounts this.
+    place = f"{request.scope.get('root_path', '')}/runs/{run}/events"
+    return _json(StartedRun(run_id=run, events=place, is_new=is_new), 202)
+
+
+async def list_runs(request: Request) -> Response:
+    given = request.query_params
+    statuses = tuple([word for word in given.get("status", "").split(",") if word])
+    if any(word not in STATUSES for word in statuses):
+        msg = f"status: one of {list_names(STATUSES)}"
+        raise unusable(msg)
+    found = await _runs(request).listed(
+        caller_of(request),
+        agent=given.get("agent"),
+        statuses=statuses,
+        before=place_of(request),
+        limit=limit_of(request) + 1,
+        owner=given.get("owner"),
+        session=given.get("session"),
+        search=_search(request),
+    )
+    shown, following = page_of(found, limit_of(request), lambda row: (row.created, row.run))
+    details = [await _details(request, row) if _is_wanted(request, "details") else None for row in shown]
+    runs = [RunSummary(**_summary(row), details=more) for row, more in zip(shown, details, strict=True)]
+    return _json(RunList(runs=runs, next=following))
+
+
+def _search(request: Request) -> str | None:
+    search = request.query_params.get("search") or None
+    if search is not None and len(search) > MAX_SEARCH:
+        msg = f"search: at most {MAX_SEARCH} characters"
+        raise unusable(msg)
+    return search
+
+
+def _is_wanted(request: Request, name: str) -> bool:
+    asked = request.query_params.get(name, "0")
+    if asked not in ("0", "1"):
+        msg = f"{name}: 0 or 1"
+        raise unusable(msg)
+    return asked == "1"
+
+
+async def _details(request: Request, row: RunRow) -> RunDetails:
+    views: Views = request.app.state.views
+    brief = await views.brief(row)
+    return RunDetails(
+        prompt=_prompt(row.request),
+        changed=_time(row.changed),
+        steps=brief.steps,
+        cost_usd=brief.cost,
+        tokens=brief.tokens,
+        seconds=brief.seconds,
+        waits=list(brief.waits),
+        wakes=None if brief.wakes is None else brief.wakes.isoformat(),
+        agents=brief.agents,
+        asks=brief.asks,
+        doing=brief.doing,
+        output=_beginning(brief.output),
+        forked_from=brief.parent,
+    )
+
+
+def _beginning(output: Any) -> str | None:
+    """Return the beginning of an output in one line: a text as it is, anything else as JSON."""
+    if output is None:
+        return None
+    text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    return " ".join(text[:MOST_PROMPT].split())
+
+
+def _prompt(asked: Any) -> str:
+    """Return what a run was asked in words: its prompt, else its params."""
+    given = asked if isinstance(asked, dict) else {}
+    said = given.get("prompt") or ""
+    params = given.get("params")
+    text = said or ("" if not params else json.dumps(params, ensure_ascii=False))
+    return str(text)[:MOST_PROMPT]
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+async def view_run(request: Request) -> Response:
+    row, views = await _row(request), request.app.state.views
+    return Response(await views.payload(row, _after(request)), media_type="application/json")
+
+
+async def lines_of_run(request: Request) -> Response:
+    row, views = await _row(request), request.app.state.views
+    return Response(await views.lines(row, last=_is_wanted(request, "last")), media_type="application/json")
+
+
+def _after(request: Request) -> int | None:
+    after = request.query_params.get("after")
+    if after is None:
+        return None
+    if not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
+        msg = "after: what `follow` of the view said"
+        raise unusable(msg)
+    return int(after)
+
+
+async def list_questions(request: Request) -> Response:
+    runs, caller, limit = _runs(request), caller_of(request), limit_of(request)
+    views: Views = request.app.state.views
+    before, found, following = place_of(request), list[OpenQuestion](), None
+    while True:
+        rows = await runs.listed(caller, agent=None, statuses=OPEN, before=before, limit=MOST_LISTED)
+        for row in rows:
+            before = row.created, row.run
+            found += [_open_question(row, one) for one in await views.questions(row)]
+            if len(found) >= limit:
+                following = cursor_of(*before)
+                break
+        if following is not None or len(rows) < MOST_LISTED:
+            return _json(QuestionList(questions=found, next=following))
+
+
+def _open_question(row: RunRow, one: Asking) -> OpenQuestion:
+    summary = _summary(row)
+    return OpenQuestion(
+        **_question(one.question).model_dump(),
+        run_id=row.run,
+        agent=row.agent,
+        owner=row.owner,
+        session_id=summary["session_id"],
+        since=_time(row.changed),
+        program=one.program or None,
+        line=one.line or None,
+    )
+
+
+def _summary(row: RunRow) -> dict[str, Any]:
+    return {
+        "run_id": row.run,
+        "agent": row.agent,
+        "owner": row.owner,
+        "status": "running" if row.status == "started" else row.status,
+        "created": datetime.fromtimestamp(row.created, UTC).isoformat(),
+        "session_id": None if row.session is None else row.session.partition(":")[2],
+    }
+
+
+def _question(question: Question) -> QuestionView:
+    return QuestionView(
+        id=question.id,
+        text=question.text,
+        options=list(question.options),
+        multi_select=question.multi_select,
+        allow_text=question.allow_text,
+        tool_name=question.tool_name,
+        details=plain(question.details),
+        preview=plain(question.preview),
+        path=question.path,
+        descriptions=list(question.descriptions),
+        number=question.number,
+        remember=plain(question.remember),
+        wider=[plain(one) for one in question.wider],
+    )
+
+
+def _run(look: RunStanding) -> RunView:
+    told = _summary(look.row) | {"status": look.status}
+    return RunView(
+        **told,
+        phase=look.phase,
+        epoch=look.epoch,
+        questions=[_question(one) for one in look.questions],
+        output=look.output,
+        text=look.text,
+        error=look.error,
+        usage=look.usage,
+        cost_usd=look.cost,
+        waits_for=[_wait(one) for one in look.waits_for],
+        wakes_at=min([one.wakes_at.isoformat() for one in look.waits_for if one.wakes_at is not None], default=None),
+        forked_from=None if look.parent is None else ForkOrigin(**look.parent),
+    )
+
+
+def _wait(one: Waits) -> WaitView:
+    return WaitView(
+        kind=one.kind,
+        said=one.words,
+        path=one.path,
+        seq=one.seq,
+        wakes_at=None if one.wakes_at is None else one.wakes_at.isoformat(),
+        question=None if one.question is None else one.question.id,
+        topic=one.topic or None,
+        paths=list(one.children),
+    )
+
+
+async def look_at_run(request: Request) -> Response:
+    return _json(_run(await _runs(request).look(await _row(request))))
+
+
+async def watch_run(request: Request) -> Response:
+    row, runs, full = await _row(request), _runs(request), _is_full(request)
+    after = request.headers.get("last-event-id") or request.query_params.get("after") or None
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type=EVENTS)
+    first = None
+    try:
+        had, events = runs.reader(after), runs.events(row, after)
+        if await runs.may_be_over(row, after):
+            # A browser that has everything asks again after every end, and only this makes it stop.
+            first = await anext(events, None)
+            if first is None:
+                return Response(status_code=204)
+    except LimitExceeded as error:
+        raise Problem(error.message, status=429, kind="too_many_readers", headers={"retry-after": "5"}) from None
+    except StepEngineError as error:
+        if type(error) is not StepEngineError:  # subclasses have statuses of their own
+            raise
+        raise InputError(error.message, issues=(f"after: {error.message}",)) from None
+    return StreamingResponse(
+        sse(events, first, had=had, full=full, stopping=runs.stopping), media_type=EVENTS, headers=headers
+    )
+
+
+def _is_full(request: Request) -> bool:
+    asked = request.query_params.get("full", "0")
+    if asked not in ("0", "1"):
+        msg = "full: 0 or 1"
+        raise InputError(msg, issues=(msg,))
+    if asked == "1":
+        caller_of(request).must("debug")
+    return asked == "1"
+
+
+async def answer_run(request: Request) -> Response:
+    row, runs, body = await _row(request), _runs(request), await _body(request, AnswerQuestions)
+    given = {name: _answer(value) for name, value in body.answers.items()}
+    try:
+        await runs.answer(caller_of(request), row, given)
+    except AnswerRejected as error:
+        open_ = [_question(one).model_dump() for one in (await runs.look(row)).questions]
+        first = await request.app.state.views.answered(row, given.keys() - {one["id"] for one in open_})
+        told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
+        raise problem_of(error, members={"open": open_, "answered": told}) from None
+    return _json(Accepted(run_id=row.run), 202)
+
+
+def _answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT001 - yes and no are answers
+    if isinstance(value, bool | str):
+        return value
+    return Answer(
+        selected=tuple(value.selected),
+        text=value.text,
+        declined=value.declined,
+        remember=value.remember,
+        covers=value.covers,
+        edited_input=value.edited_input,
+        reason=value.reason,
+    )
+
+
+async def post_message(request: Request) -> Response:
+    row, body = await _row(request), await _body(request, PostMessage)
+    is_new = await _runs(request).post(row, body.topic, body.value, id=body.id, path=body.path)
+    return _json(Posted(run_id=row.run, is_new=is_new), 202)
+
+
+async def say_to_run(request: Request) -> Response:
+    row, body = await _row(request), await _body(request, SayInput)
+    await _runs(request).say(row, body.text)
+    return _json(Accepted(run_id=row.run), 202)
+
+
+async def give_tool_result(request: Request) -> Response:
+    row, body = await _row(request), await _body(request, ToolResultBody)
+    await _runs(request).give_result(row, request.path_params["call"], body.result, body.path)
+    return _json(Accepted(run_id=row.run), 202)
+
+
+async def cancel_run(request: Request) -> Response:
+    row, body = await _row(request), await _body(request, CancelRun, may_be_empty=True)
+    await _runs(request).cancel(row, body.reason)
+    return _json(Accepted(run_id=row.run), 202)
+
+
+async def resume_run(request: Request) -> Response:
+    row = await _row(request)
+    await _runs(request).resume(row)
+    return _json(Accepted(run_id=row.run), 202)
+
+
+async def fork_run(request: Request) -> Response:
+    row, caller, body = await _row(request), caller_of(request), await _body(request, ForkRun)
+    has_edit = "edit" in body.model_fields_set
+    changes = {} if body.changes is None else body.changes.model_dump(exclude_none=True)
+    if has_edit or changes or body.allow_repeat:
+        caller.must("admin")
+    run = await _runs(request).fork(
+        caller, row, at=body.at, edit=body.edit, has_edit=has_edit, changes=changes, allow_repeat=body.allow_repeat
+    )
+    return _started_response(request, run, is_new=True)
+
+
+async def undo_run(request: Request) -> Response:
+    row, body = await _row(request), await _body(request, UndoRun, may_be_empty=True)
+    done = await _runs(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
+    return _json(
+        UndoneView(
+            restored=list(done.restored),
+            removed=list(done.removed),
+            created=list(done.created),
+            unchanged=list(done.unchanged),
+            left=[LeftFile(path=path, why=why) for path, why in done.left],
+            unknown=list(done.unknown),
+            others=list(done.others),
+            dry_run=done.dry_run,
+        )
+    )
+
+
+async def cost_of_run(request: Request) -> Response:
+    row = await _row(request)
+    spent = await _runs(request).spending(row)
+    of_agents, of_models = spent.cost_by_agent, spent.cost_by_model
+    return _json(
+        CostView(
+            run_id=row.run,
+            **_spending_as_json(spent.usage, spent.cost),
+            by_agent={
+                name: Spent(**_spending_as_json(usage, of_agents[name])) for name, usage in spent.by_agent.items()
+            },
+            by_model={
+                name: Spent(**_spending_as_json(usage, of_models[name])) for name, usage in spent.by_model.items()
+            },
+        )
+    )
+
+
+def _spending_as_json(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
+    told = {**plain(usage), "total_tokens": usage.total_tokens}
+    return {"usage": told, "cost_usd": None if cost is None else str(cost)}
+
+
+async def download_journal(request: Request) -> Response:
+    row = await _row(request)
+    headers = {"content-disposition": f'attachment; filename="{row.run}.jsonl"'}
+    return Response(await _runs(request).content(row), media_type="application/x-ndjson", headers=headers)
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+def _session(row: SessionRow) -> dict[str, Any]:
+    return {
+        "session_id": row.session.partition(":")[2],
+        "owner": row.owner,
+        "agent": row.agent,
+        "status": "running" if row.status == "started" else row.status,
+        "runs": row.runs,
+        "changed": datetime.fromtimestamp(row.changed, UTC).isoformat(),
+    }
+
+
+async def list_sessions(request: Request) -> Response:
+    given, limit = request.query_params, limit_of(request)
+    before = place_of(request)
+    found = await _runs(request).sessions(caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1)
+    shown, following = page_of(found, limit, lambda row: (row.changed, row.session))
+    return _json(SessionList(sessions=[SessionSummary(**_session(row)) for row in shown], next=following))
+
+
+async def look_at_session(request: Request) -> Response:
+    name, owner = request.path_params["session"], request.query_params.get("owner")
+    row, kept = await _runs(request).session(caller_of(request), name, owner=owner)
+    said = None if kept is None else list(kept.messages)
+    last = None if said is None else [_message_view(one) for one in said[-MOST_SAID:]]
+    return _json(
+        SessionView(
+            **_session(row),
+            turns=None if kept is None else kept.turns,
+            usage=None if kept is None else plain(kept.usage),
+            messages=last,
+            left_out=None if said is None or last is None else len(said) - len(last),
+        )
+    )
+
+
+def _message_view(message: Message) -> SaidView:
+    text = message_text(message)
+    shown = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+    return SaidView(role=message.role, text=shown)
+
+
+async def delete_session(request: Request) -> Response:
+    name, owner = request.path_params["session"], request.query_params.get("owner")
+    await _runs(request).forget_session(caller_of(request), name, owner=owner)
+    return Response(status_code=204)
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+async def list_reports(request: Request) -> Response:
+    reports: Reports | None = request.app.state.reports
+    limit, before = limit_of(request), place_of(request)
+    found = [] if reports is None else await asyncio.to_thread(reports.listed, before, limit + 1)
+    shown, following = page_of(found, limit, lambda one: (one[0].changed, one[0].id))
+    return _json(ReportList(reports=[_report(report) for _, report in shown], next=following))
+
+
+def _report(report: Report) -> ReportSummary:
+    return ReportSummary(
+        id=report.id,
+        name=report.name,
+        created=report.created,
+        sides=[side.name for side in report.sides],
+        cases=len(report.cases),
+        n=report.n,
+        spent=report.spent,
+        stopped=report.stopped,
+    )
+
+
+async def look_at_report(request: Request) -> Response:
+    reports: Reports | None = request.app.state.reports
+    name = request.path_params["report"]
+    found = None if reports is None else await asyncio.to_thread(reports.find, name)
+    if found is None:
+        msg = f"there is no report {name[:200]!r}"
+        raise Problem(msg, status=404, kind="no_such_report")
+    return _json(found)
+
+
+# --- beside runs ------------------------------------------------------------------------------------------------------
+
+
+async def list_schedules(request: Request) -> Response:
+    return _json(ScheduleList(schedules=[_schedule(one) for one in await _runs(request).standings()]))
+
+
+def _schedule(one: Any) -> ScheduleView:
+    last = one.last
+    return ScheduleView(
+        id=one.schedule.id,
+        agent=one.schedule.agent_id,
+        cron=one.schedule.cron,
+        timezone=one.schedule.timezone,
+        enabled=one.schedule.enabled,
+        next=None if one.next is None else one.next.isoformat(),
+        last=None if last is None else {"at": last.at.isoformat(), "run": last.run, "status": last.status},
+        missed=one.missed,
+    )
+
+
+async def health(request: Request) -> Response:
+    return _json(Health(status="ok", live=_runs(request).live))
+
+
+async def ready(request: Request) -> Response:
+    runs = _runs(request)
+    status = "ready" if runs.is_ready else "away" if runs.is_away else "stopping"
+    return _json(Health(status=status, live=runs.live), 200 if runs.is_ready else 503)
+
+
+async def openapi(request: Request) -> Response:
+    return JSONResponse(
+        document(request.app.state.operations, version=engine_version(), base=request.scope.get("root_path", ""))
+    )
+
+
+AFTER = (
+    HttpParameter("Last-Event-ID", "The id of the last event that the reader has.", place="header"),
+    HttpParameter("after", "The same, for who cannot send headers; the header wins."),
+    HttpParameter("full", "With 1 also what the model was sent and the final state; needs the scope debug.", int),
+)
+EVENTS = "text/event-stream"
+OWNER = HttpParameter("owner", "Somebody else's; needs the scope admin.")
+PAGE = (
+    OWNER,
+    HttpParameter("cursor", "What `next` of the last answer said."),
+    HttpParameter("limit", f"At most so many, 1 to {MOST_LISTED}; 20 by default.", int),
+)
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="GET", path="/agents", name="list_agents", scope="read", handler=list_agents, gives={200: AgentList},
+        about="List the agents that may be started.",
+    ),
+    Operation(
+        method="GET", path="/agents/{agent}", name="get_agent", scope="read", handler=get_agent, gives={200: AgentDetail},
+        refuses=(404,), about="Look at an agent: what it takes, and with the scope debug its handler.",
+    ),
+    Operation(
+        method="POST", path="/runs", name="start_run", scope="run", handler=start_run, body=StartRun, gives={202: StartedRun},
+        refuses=(409, 413, 415, 429, 503),
+        parameters=(HttpParameter("Idempotency-Key", "A second request with it is answered by the same run for a day.", place="header"),),
+        about="Start a run.\nIt is registered on the disk before this answers: a server that is killed resumes it.",
+    ),
+    Operation(
+        method="GET", path="/runs", name="list_runs", scope="read", handler=list_runs, gives={200: RunList}, refuses=(422,),
+        parameters=(
+            HttpParameter("agent", "Only those of an agent."),
+            HttpParameter("status", "Only those of these states, with commas between them."),
+            HttpParameter("session", "Only those of a conversation, by its id."),
+            HttpParameter("search", "Only those whose prompt, params, id or agent hold this."),
+            HttpParameter("details", "With 1 also what each of them was asked, spent and waits for.", int),
+            *PAGE,
+        ),
+        about="List your runs, newest first; with the scope admin everybody's.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}", name="look_at_run", scope="read", handler=look_at_run, gives={200: RunView},
+        refuses=(404,), about="Look at a run: its status, open questions, and what came of it.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=view_run, gives={200: "application/json"},
+        refuses=(404, 422), parameters=(HttpParameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
+        about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=lines_of_run, gives={200: "application/json"},
+        refuses=(404, 422), parameters=(HttpParameter("last", "With 1 only where the handlers stand now.", int),),
+        about="Say where the handlers of a run stood at each step, with their variables.\nIts form is the page's, and may be another in the next version.",
+    ),
+    Operation(
+        method="GET", path="/questions", name="list_questions", scope="read", handler=list_questions, gives={200: QuestionList},
+        refuses=(422,), parameters=PAGE[1:], about="List what your runs ask; with the scope admin everybody's.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/events", name="watch_run", scope="read", handler=watch_run, parameters=AFTER,
+        gives={200: EVENTS, 204: None}, refuses=(404, 422, 429),
+        about=(
+            "Watch a run as server-sent events, from the first one on, or behind the one that the reader has.\n"
+            "Each event has an id that the browser brings back by itself. 204 says that there is nothing more."
+        ),
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/answers", name="answer_run", scope="answer", handler=answer_run, body=AnswerQuestions,
+        gives={202: Accepted}, refuses=(404, 409, 415),
+        about="Answer open questions, all of them or none.\nThe refusal of an answer names the questions that are open.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/messages", name="post_message", scope="run", handler=post_message, body=PostMessage,
+        gives={202: Posted}, refuses=(404, 409, 415), about="Send a message to what receives on a topic.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/input", name="say_to_run", scope="run", handler=say_to_run, body=SayInput,
+        gives={202: Accepted}, refuses=(404, 409, 415), about="Say something to a run: its next model call sees it.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/tool-results/{call}", name="give_tool_result", scope="run", handler=give_tool_result,
+        body=ToolResultBody, gives={202: Accepted}, refuses=(404, 409, 415), about="Give a call of a deferred tool its result.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/cancel", name="cancel_run", scope="run", handler=cancel_run, body=CancelRun,
+        gives={202: Accepted}, refuses=(404, 415), about="End a run; may be asked twice.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/resume", name="resume_run", scope="run", handler=resume_run, gives={202: Accepted},
+        refuses=(404, 409, 429, 503), about="Go on with a run that was left alone.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
+        gives={202: StartedRun}, refuses=(404, 409, 415, 429, 503),
+        about="Go on from the middle of a run as another one.\n"
+        "Another outcome (`edit`), another prompt (`changes`), and what may happen again (`allow_repeat`) need the scope admin.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/undo", name="undo_run", scope="admin", handler=undo_run, body=UndoRun, gives={200: UndoneView},
+        refuses=(404, 409, 415),
+        about=(
+            "Bring the files that a run wrote back to what they were: all of them or none.\n"
+            "Where one was changed since, nothing is done, and the files are named. What programs did is not undone."
+        ),
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/cost", name="cost_of_run", scope="read", handler=cost_of_run, gives={200: CostView},
+        refuses=(404,), about="Say what a run and its children spent so far, by agent and by model.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/journal", name="download_journal", scope="debug", handler=download_journal,
+        gives={200: "application/x-ndjson"}, refuses=(404,), about="Download the journal of a run.",
+    ),
+    *FOREIGN,
+    *HOOKS,
+    *AG_UI,
+    *VERCEL,
+    *MCP,
+    Operation(
+        method="GET", path="/sessions", name="list_sessions", scope="read", handler=list_sessions, gives={200: SessionList},
+        refuses=(422,), parameters=PAGE, about="List your conversations; with the scope admin everybody's.",
+    ),
+    Operation(
+        method="GET", path="/sessions/{session}", name="look_at_session", scope="read", handler=look_at_session,
+        gives={200: SessionView}, refuses=(404, 409), parameters=(OWNER,), about="Look at a conversation: what was said in it last.",
+    ),
+    Operation(
+        method="DELETE", path="/sessions/{session}", name="delete_session", scope="run", handler=delete_session, gives={204: None},
+        refuses=(404, 409), parameters=(OWNER,), about="Forget what was said in a conversation; its runs stay.",
+    ),
+    Operation(
+        method="GET", path="/reports", name="list_reports", scope="read", handler=list_reports, gives={200: ReportList},
+        refuses=(422,), parameters=PAGE[1:], about="List the reports of evaluations, newest first.",
+    ),
+    Operation(
+        method="GET", path="/reports/{report}", name="look_at_report", scope="read", handler=look_at_report, gives={200: Report},
+        refuses=(404,), about="Look at a report: its cases, with the ids of their runs.\nThe id may hold slashes.",
+    ),
+    Operation(
+        method="GET", path="/schedules", name="list_schedules", scope="read", handler=list_schedules, gives={200: ScheduleList},
+        about="List when agents are started by themselves.",
+    ),
+    *METRICS,
+    Operation(method="GET", path="/health", name="health", scope=None, handler=health, gives={200: Health}, about="Say that the server is there."),
+    Operation(
+        method="GET", path="/ready", name="ready", scope=None, handler=ready, gives={200: Health, 503: Health},
+        about="Say whether the server takes runs: not while it stops, nor while its database is away.",
+    ),
+    Operation(
+        method="GET", path="/openapi.json", name="openapi", scope=None, handler=openapi, gives={200: "application/json"},
+        about="Describe all of this.",
+    ),
+)  # fmt: skip
+PAGES: tuple[Operation, ...] = (
+    Operation(method="GET", path="/", name="studio", scope=None, handler=get_page, about="The page of the studio."),
+    Operation(method="GET", path="/studio/{part}", name="studio_part", scope=None, handler=get_part, about="A file of it."),
+)  # fmt: skip
+"""What is there with ``ui=True`` alone, for people and not for programs, so that no document describes it."""

@@ -1,0 +1,122 @@
+"""The routes for pages that are made with Vercel's AI SDK: a turn of a chat, and coming back to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response, StreamingResponse
+
+from stepengine.adapters.vercel import HEADERS, VERSIONS, answers_of, prompt_of, sse, vercel
+from stepengine.data.codec import plain
+from stepengine.errors import AnswerRejected, InputError
+from stepengine.redaction import KNOWN
+from stepengine.server.access import caller_of
+from stepengine.server.bodies import checked_as, json_of
+from stepengine.server.openapi import HttpParameter, Operation
+from stepengine.server.pages import Conversation, agent_of, paced
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from stepengine.data.events import Event
+
+__all__ = ("OPERATIONS",)
+
+VERSION = "ai-sdk-version"
+
+
+class ChatTurn(BaseModel):
+    """What the package `ai` sends by its DefaultChatTransport; a member that is not named here is not read."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    id: Annotated[str, Field(description="The chat.", min_length=1, max_length=200)]
+    messages: Annotated[list[dict[str, Any]], Field(description="Of these the last one counts.")]
+    trigger: str = "submit-message"
+    messageId: str | None = None  # noqa: N815 - the package's own name
+
+
+async def take_turn(request: Request) -> Response:
+    body = checked_as(ChatTurn, plain(await json_of(request)))
+    agent, version = agent_of(request), _version(request)
+    answers = answers_of(body.messages)
+    prompt = "" if answers else prompt_of(body.messages, trigger=body.trigger, message_id=body.messageId)
+    chat = await Conversation.of(request, body.id)
+    chat.check_rests()
+    asks = chat.state is not None and bool(chat.state.pending)
+    if answers or asks:
+        caller_of(request).must("answer")
+    if answers:
+        _check_run(chat, body.messages[-1])
+    taken = await chat.take(agent, prompt, answers)
+    message = taken.run
+    if answers:  # what comes of them goes into the message that asks
+        message = str(body.messages[-1].get("id") or taken.run)[:1_000]
+    elif taken.place is not None:
+        message = f"{taken.run}-{taken.place.rpartition('-')[2]}"
+        await chat.runs.show(taken.run, message, taken.place)
+    return _streamed(chat, taken.events, message, version)
+
+
+def _check_run(chat: Conversation, message: dict[str, Any]) -> None:
+    """Refuse answers to what another run asked: the questions of each are counted from the beginning."""
+    given = [p["approval"]["id"] for p in message["parts"] if p.get("state") == "approval-responded"]
+    runs = {run for run, colon, _ in [id_.partition(":") for id_ in given] if colon}
+    if runs - {"" if chat.last is None else chat.last.run}:
+        msg = "nothing is asked here any more that this answers; nothing was taken"
+        raise AnswerRejected(msg)
+
+
+async def come_back(request: Request) -> Response:
+    agent, version = agent_of(request), _version(request)
+    chat = await Conversation.of(request, request.path_params["chat"])
+    if chat.last is None or chat.last.agent != agent:
+        return Response(status_code=204)
+    message, after = await chat.runs.shown(chat.last.run) or (chat.last.run, None)
+    return _streamed(chat, chat.shown(chat.last.run, after), message, version)
+
+
+def _version(request: Request) -> int:
+    given = request.headers.get(VERSION, str(VERSIONS[-1]))
+    if given not in map(str, VERSIONS):
+        msg = f"{VERSION}: {given[:20]!r} is not known; known are {', '.join(map(str, VERSIONS))}"
+        raise InputError(msg, issues=(msg,))
+    return int(given)
+
+
+def _streamed(chat: Conversation, events: AsyncGenerator[Event, None], message: str, version: int) -> Response:
+    chunks = vercel(events, message_id=message, version=version)
+    return StreamingResponse(paced(sse(_redact_chunks(chunks)), chat.runs.stopping), headers=dict(HEADERS))
+
+
+async def _redact_chunks(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
+    """Give chunks without secrets that the process knows."""
+    try:
+        async for chunk in chunks:
+            yield KNOWN.seen(chunk)
+    finally:
+        await chunks.aclose()
+
+
+OF_PAGE = (
+    HttpParameter(
+        VERSION, "The major version of the page's package `ai`: 5, 6 or 7, which is the default.", int, place="header"
+    ),
+)
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="POST", path="/vercel/{agent}", name="take_chat_turn", scope="run", handler=take_turn, body=ChatTurn,
+        parameters=OF_PAGE, gives={200: "text/event-stream"}, refuses=(404, 409, 415, 429, 503),
+        about=(
+            "Take a turn of a chat, for pages made with Vercel's AI SDK.\n"
+            "What the user says, or the answers to approvals, which need the scope answer. The chat is on the server, and is the caller's."
+        ),
+    ),
+    Operation(
+        method="GET", path="/vercel/{agent}/{chat}/stream", name="come_back_to_chat", scope="read", handler=come_back,
+        parameters=OF_PAGE, gives={200: "text/event-stream", 204: None}, refuses=(404, 409, 422),
+        about="Come back to a chat: its last message, from the beginning.\n204 says that there is none.",
+    ),
+)  # fmt: skip

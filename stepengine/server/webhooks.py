@@ -1,0 +1,691 @@
+"""
+Webhooks: events of other services for runs that wait for them, and questions of runs for a service that should know of them.
+
+What lives here: the file that configures both, signatures, the routes of events that come in, and ``Posts``, which sends what goes
+out. Nothing of a request is looked at, and nothing looked up, before its signature is found right; where something is sent stands
+in the file alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+import jiter
+from attrs import frozen
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from stepengine.data.codec import plain
+from stepengine.errors import DataError, DefinitionError, InputError, JournalMissing, StepEngineError
+from stepengine.journal.questions import DOUBT
+from stepengine.redaction import KNOWN
+from stepengine.runtime.logs import LOGGER
+from stepengine.server.access import Caller, opened_secret
+from stepengine.server.openapi import HttpParameter, Operation
+from stepengine.server.problems import Problem
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    import httpx2
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from stepengine.server.durable_runs import AnyRuns
+    from stepengine.server.ledger import Act, RunRow
+    from stepengine.server.metrics import Metrics
+    from stepengine.server.runs import Runs, RunStanding
+
+__all__ = ("OPERATIONS", "Posts", "Target", "Topic", "Webhooks", "sign", "verify")
+
+TOLERANCE = 300
+"""Seconds that the clocks of a sender and of this machine may differ, and a delivery may take."""
+MAX_HEADER = 4_096
+MAX_SIGNATURES = 16
+"""Keys that a sender may have at a time while it changes from one to another."""
+MAX_DIGITS = 12
+MAX_ID = 120
+MAX_FILE = 1024 * 1024
+BEGIN_SECONDS = 2.0
+BEGUN_SOON = 0.02
+MAX_SECRETS = 10
+MAX_POINTER = 16
+STANDARD = "whsec_"
+"""What secrets of Standard Webhooks begin with; the key is what follows, in base64."""
+RETRIES = (1.0, 5.0, 30.0)
+AT_A_TIME = 16
+POST_SECONDS = 10.0
+LEASE = 2 * POST_SECONDS
+"""How long another server of the place leaves a message to the one that sends it."""
+LOOK_SECONDS = 1.0
+OVERLAP = 600.0
+"""Seconds that are looked at again: how far the clocks of servers of one place may differ."""
+SUCCESS = range(200, 300)
+
+
+# --- signatures -----------------------------------------------------------------------------------------------------
+
+
+def sign(secret: str | Iterable[str], body: bytes, t: int) -> str:
+    """
+    Return the header ``Stepengine-Signature`` of a message: ``t=<unix>,v1=<hex HMAC-SHA256 of "t.body">``.
+
+    Args:
+        secret: What sender and receiver know; several where it is being changed, each of which gives one ``v1``.
+        body: The body, as it is sent.
+        t: When, in seconds since 1970.
+    """
+    known = [secret] if isinstance(secret, str) else list(secret)
+    return ",".join([f"t={t}", *[f"v1={_hex(one.encode(), body, str(t))}" for one in known]])
+
+
+def verify(secret: str | Iterable[str], body: bytes, header: str, now: float) -> bool:
+    """
+    Return whether a message is of who knows *secret*, and not more than 300 s old or ahead.
+
+    It takes as long for a wrong signature as for a right one. Of several signatures, and several secrets, one match is enough.
+
+    Args:
+        secret: What sender and receiver know, or several such.
+        body: The body, byte for byte as it came.
+        header: The header ``Stepengine-Signature``; Stripe's ``Stripe-Signature`` has the same form.
+        now: Seconds since 1970.
+    """
+    parts = [part.strip().partition("=") for part in header[: MAX_HEADER + 1].split(",")]
+    times = [value for name, _, value in parts if name == "t"]
+    given = [value for name, _, value in parts if name == "v1"]
+    if len(header) > MAX_HEADER or len(times) != 1 or not _is_near(times[0], now):
+        return False
+    known = [secret] if isinstance(secret, str) else list(secret)
+    return _matches([_hex(one.encode(), body, times[0]) for one in known], given)
+
+
+def _hex(key: bytes, body: bytes, t: str) -> str:
+    return hmac.new(key, f"{t}.".encode() + body, hashlib.sha256).hexdigest()
+
+
+def _standard(key: bytes, body: bytes, id_: str, t: str) -> str:
+    """Return the signature of Standard Webhooks, in base64."""
+    made = hmac.new(key, f"{id_}.{t}.".encode("utf-8", "surrogatepass") + body, hashlib.sha256).digest()
+    return base64.b64encode(made).decode()
+
+
+def _is_near(said: str, now: float) -> bool:
+    is_time = said.isascii() and said.isdigit() and len(said) <= MAX_DIGITS
+    return is_time and abs(now - int(said)) <= TOLERANCE
+
+
+def _matches(right: list[str], given: list[str]) -> bool:
+    # Each with each: neither how many there are nor which one fits is told by the time that it takes.
+    tried = [one.encode("utf-8", "surrogatepass") for one in given[:MAX_SIGNATURES]]
+    found = [hmac.compare_digest(one.encode(), other) for one in right for other in tried]
+    return len(given) <= MAX_SIGNATURES and any(found)
+
+
+def _standard_key(secret: str) -> bytes | None:
+    try:
+        return base64.b64decode(secret.removeprefix(STANDARD) + "==") if secret.startswith(STANDARD) else None
+    except (binascii.Error, ValueError):
+        return None
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def _pointer(text: str) -> str:
+    if not text.startswith("/") or text.count("/") > MAX_POINTER:
+        msg = f"a JSON pointer of at most {MAX_POINTER} steps, such as /data/object/metadata/run, would be fine"
+        raise ValueError(msg)
+    return text
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        msg = "an address that begins with https:// or http://, without a user, would be fine"
+        raise ValueError(msg)
+    if not text.isascii() or not text.isprintable() or " " in text or parts.fragment:
+        msg = "an address has neither spaces nor a fragment, and other letters than those of ASCII are encoded"
+        raise ValueError(msg)
+    return text
+
+
+Pointer = Annotated[str, Field(max_length=200), AfterValidator(_pointer)]
+Url = Annotated[str, Field(max_length=2_000), AfterValidator(_url)]
+Secret = Annotated[SecretStr, Field(min_length=16, max_length=500)]
+Secrets = Annotated[tuple[Secret, ...], Field(min_length=1, max_length=MAX_SECRETS)]
+TopicName = Annotated[str, Field(max_length=64, pattern="^[A-Za-z0-9_.:-]+$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class _Signed(_Part):
+    secrets: Annotated[Secrets, Field(description="Of 16 characters and more; several while one is being changed.")]
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The secrets as they are."""
+        return tuple([one.get_secret_value() for one in self.secrets])
+
+
+class Topic(_Signed):
+    """
+    Events of one sender, for ``Receive`` of this topic.
+
+    Attributes:
+        secrets: What the sender signs with.
+        run: Where events name the run that they are for, as a JSON pointer; ``None`` where the address that the sender has names it.
+        id: Where events have an id, by which one that is sent again is known.
+    """
+
+    run: Pointer | None = None
+    id: Pointer = "/id"
+
+    def signed(self, headers: Mapping[str, list[str]], body: bytes, now: float) -> str | None:
+        """Return the id that is signed in the headers, ``""`` where none is; ``None`` unless a signature is right."""
+        for name in ("stepengine-signature", "stripe-signature"):
+            found = headers.get(name, [])
+            if len(found) == 1:
+                return "" if verify(self.known, body, found[0], now) else None
+        id_, said, given = [(headers.get(f"webhook-{name}") or [""]) for name in ("id", "timestamp", "signature")]
+        if [len(id_), len(said), len(given)] != [1, 1, 1] or len(given[0]) > MAX_HEADER or not id_[0]:
+            return None
+        signatures = [one.removeprefix("v1,") for one in given[0].split(" ") if one.startswith("v1,")]
+        keys = [key for key in map(_standard_key, self.known) if key]
+        is_right = _matches([_standard(key, body, id_[0], said[0]) for key in keys], signatures)
+        return id_[0] if is_right and _is_near(said[0], now) else None
+
+
+class Target(_Signed):
+    """
+    Who is told of questions and of ends.
+
+    Attributes:
+        url: Where messages are posted.
+        secrets: What they are signed with.
+        public_url: Where people and programs reach this server; addresses in messages begin with it.
+        events: What is told.
+    """
+
+    url: Url
+    public_url: Url
+    events: Annotated[tuple[Literal["question", "finished"], ...], Field(min_length=1)] = ("question", "finished")
+
+
+class Webhooks(_Part):
+    """
+    What comes in and goes out by webhooks.
+
+    Attributes:
+        topics: Who may send what, by topic.
+        out: Who is told; ``None`` for nobody.
+    """
+
+    topics: Annotated[dict[TopicName, Topic], Field(max_length=1_000)] = {}
+    out: Target | None = None
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Webhooks:
+        """
+        Read the file of webhooks, JSON: ``{"topics": {TOPIC: {"secrets": [...]}}, "out": {"url": ...}}``.
+
+        Raises:
+            DefinitionError: where others could read or change the file, or there is none.
+            DataError: where something else stands in it; what stands there is not shown.
+        """
+        place = Path(path).absolute()
+        with opened_secret(place, "webhooks") as fd:
+            if fd is None:
+                msg = f"there is no {str(path)!r}; a file of webhooks is JSON, as docs/webhooks.md shows it, that nobody else may read"
+                raise DefinitionError(msg)
+            with open(fd, "rb", closefd=False) as file:
+                data = file.read(MAX_FILE + 1)
+        return cls.read(data, str(path))
+
+    @classmethod
+    def read(cls, data: bytes, name: str) -> Webhooks:
+        """
+        Return what a file holds.
+
+        Raises:
+            DataError: for anything but a file of webhooks.
+        """
+        if len(data) > MAX_FILE:
+            msg = f"{name!r} has more than {MAX_FILE:,} bytes; a file of webhooks is smaller"
+            raise DataError(msg)
+        try:
+            return cls.model_validate(jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True))
+        except ValidationError as error:
+            told = error.errors(include_url=False, include_context=False, include_input=False)
+            issues = "; ".join([f"{'.'.join(map(str, one['loc']))[:100]}: {one['msg'][:200]}" for one in told[:5]])
+        except ValueError:
+            issues = "it is not JSON"  # which would be quoted with a secret in it
+        msg = f"{name!r} is not a file of webhooks: {issues}"
+        raise DataError(msg)
+
+
+# --- what comes in --------------------------------------------------------------------------------------------------
+
+SENDER = Caller("webhooks", frozenset({"admin"}))
+"""As whom a sender's event looks for its run: the file says who may send, whoever's run it is."""
+NOBODY = Topic(secrets=(SecretStr(secrets.token_hex(32)),))
+
+
+class Received(BaseModel):
+    """An event is on the disk, and reaches what receives on its topic."""
+
+    model_config = ConfigDict(extra="forbid")
+    run_id: str
+    is_new: Annotated[bool, Field(description="False where it was there before.")]
+
+
+async def receive_event(request: Request) -> Response:
+    from starlette.responses import Response
+
+    webhooks: Webhooks = request.app.state.webhooks
+    metrics: Metrics = request.app.state.metrics
+    name, body = request.path_params["topic"], await request.body()
+    topic = webhooks.topics.get(name)
+    # An unknown topic is checked, too: how long a refusal takes tells nobody what there is.
+    signed = (topic or NOBODY).signed(_headers(request), body, time.time())
+    if topic is None or signed is None:
+        metrics.received("" if topic is None else name, "refused")
+        raise _signature_problem()
+    try:
+        answer = await _take_event(request, name, topic, body, signed)
+    except Exception:
+        metrics.received(name, "failed")
+        raise
+    metrics.received(name, "ignored" if answer is None else "accepted" if answer.is_new else "repeated")
+    if answer is None:
+        return Response(status_code=204)
+    return Response(answer.model_dump_json(), 202, media_type="application/json")
+
+
+def _headers(request: Request) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in request.headers.items():
+        found.setdefault(name.lower(), []).append(value)
+    return found
+
+
+def _signature_problem() -> Problem:
+    msg = (
+        "no signature of this request is right: Stepengine-Signature with t and v1, or the headers of Standard Webhooks, made of the "
+        f"bytes of the body with a secret of the topic not more than {TOLERANCE} s ago, would be fine"
+    )
+    headers = {"www-authenticate": "Stepengine-Signature"}
+    return Problem(msg, status=401, kind="not_signed", headers=headers)
+
+
+async def _take_event(request: Request, name: str, topic: Topic, body: bytes, signed: str) -> Received | None:
+    """Post an event, and return how; ``None`` for one that is for no run."""
+    value = _event_in(body)
+    run = request.path_params.get("run") or _run_in(value, topic)
+    if run is None:
+        return None
+    runs: AnyRuns = request.app.state.runs
+    row = await runs.find(SENDER, run)
+    id_ = _letter_id(name, signed or _id_in(value, topic, body))
+    return Received(run_id=row.run, is_new=await _posted(runs, row, name, value, id_))
+
+
+async def _posted(runs: AnyRuns, row: RunRow, topic: str, value: object, id_: str) -> bool:
+    until = time.monotonic() + BEGIN_SECONDS
+    while True:
+        try:
+            return await runs.post(row, topic, value, id=id_, path="")
+        except JournalMissing:
+            # The run is registered and has done nothing yet, so it has no mailbox. Whoever was told of it before may be this fast.
+            if time.monotonic() > until:
+                msg = f"the run {row.run} has not begun yet; send the event again in a moment"
+                raise Problem(msg, status=503, kind="not_begun", headers={"retry-after": "5"}) from None
+        await asyncio.sleep(BEGUN_SOON)
+
+
+def _event_in(body: bytes) -> Any:
+    try:
+        return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        msg = f"the body cannot be used: {error}"
+        raise InputError(msg, issues=(msg,)) from None
+
+
+def _run_in(value: object, topic: Topic) -> str | None:
+    if topic.run is None:
+        msg = "events of this topic name no run: send them to /hooks/TOPIC/RUN, or say with `run` in the file of webhooks where they do"
+        raise Problem(msg, status=404, kind="no_such_run")
+    found = _at(value, topic.run)
+    return found if isinstance(found, str) and found else None
+
+
+def _id_in(value: object, topic: Topic, body: bytes) -> str:
+    found = _at(value, topic.id)
+    if isinstance(found, str | int) and not isinstance(found, bool) and str(found)[:1]:
+        return str(found)
+    return hashlib.sha256(body).hexdigest()
+
+
+def _letter_id(topic: str, id_: str) -> str:
+    # With its topic: two senders who both begin to count at 1 do not take each other's place.
+    if len(id_) > MAX_ID or not id_.isprintable():
+        id_ = hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{topic}:{id_}"
+
+
+def _at(value: Any, pointer: str) -> Any:
+    """Return what stands at a JSON pointer; ``None`` where nothing does."""
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict):
+            value = value.get(name)
+        elif isinstance(value, list) and name.isascii() and name.isdigit() and int(name[:9]) < len(value):
+            value = value[int(name[:9])]
+        else:
+            return None
+    return value
+
+
+SIGNATURE = (
+    HttpParameter("Stepengine-Signature", "t=<unix>,v1=<hex HMAC-SHA256 of t, a dot and the body>.", place="header"),
+    HttpParameter("Stripe-Signature", "The same, as Stripe calls it.", place="header"),
+    HttpParameter("webhook-id", "Of Standard Webhooks, as the next two: the id of the event.", place="header"),
+    HttpParameter("webhook-timestamp", "When it was sent.", place="header"),
+    HttpParameter("webhook-signature", "v1,<base64>, made with a secret that begins with whsec_.", place="header"),
+)
+SIGNED = "It needs no token, but a signature with a secret of the topic. The same event a second time is none."
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="POST", path="/hooks/{topic}", name="receive_event", scope=None, handler=receive_event, parameters=SIGNATURE,
+        gives={202: Received, 204: None}, refuses=(401, 404, 409, 422, 503),
+        about=f"Take the event of another service for the run that the event names.\n{SIGNED} 204 says that it names no run.",
+    ),
+    Operation(
+        method="POST", path="/hooks/{topic}/{run}", name="receive_event_for_run", scope=None, handler=receive_event,
+        parameters=SIGNATURE, gives={202: Received}, refuses=(401, 404, 409, 422, 503),
+        about=f"Take the event of another service for a run that receives on its topic.\n{SIGNED}",
+    ),
+)  # fmt: skip
+
+
+# --- what goes out --------------------------------------------------------------------------------------------------
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS served_told (
+    run TEXT PRIMARY KEY, changed REAL NOT NULL, due REAL NOT NULL, tries INTEGER NOT NULL, is_told INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS served_untold ON served_told (due) WHERE is_told = 0;
+CREATE TABLE IF NOT EXISTS served_receipts (
+    run TEXT NOT NULL, message TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (run, message)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS served_changed ON served (changed)
+"""
+# Ends that came before anybody was to be told stay untold; questions that are open now are told.
+NEWS = (
+    "FROM served WHERE served.changed >= ? AND (status = 'suspended' OR (status NOT IN ('started', 'running') AND served.changed >= ?)) "
+    "AND NOT EXISTS (SELECT 1 FROM served_told AS told WHERE told.run = served.run AND told.changed = served.changed)"
+)
+DUE = "FROM served_told WHERE is_told = 0 AND due <= ?"
+NEVER = 1e18
+
+
+@frozen
+class _Untold:
+    run: str
+    changed: float
+    tries: int
+
+
+@frozen
+class _Message:
+    id: str
+    content: Mapping[str, Any]
+
+
+class Posts:
+    """
+    Sends what a server's runs ask, and how they end, to the target of its file: at least once, whatever happens to the server.
+
+    What is to be sent follows from the ledger, so nothing has to be remembered when a run is suspended; what was sent has a receipt
+    there. A message that is not taken is sent again after 1, 5 and 30 s, and then at the next start.
+
+    Args:
+        runs: Whose runs.
+        target: Who is told.
+        delivered: Is told of each try: the type of the message, and whether it was taken.
+        retries: Seconds before each further try.
+        transport: In place of the network, for tests.
+    """
+
+    def __init__(
+        self,
+        runs: Runs,
+        target: Target,
+        *,
+        delivered: Callable[[str, bool], object] = lambda *_: None,
+        retries: tuple[float, ...] = RETRIES,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._runs, self._target, self._delivered, self._retries = runs, target, delivered, retries
+        self._transport = transport
+        self._ledger = runs.ledger
+        self._since, self._begun = 0.0, 0.0
+        self._stack = contextlib.AsyncExitStack()
+        self._client: httpx2.AsyncClient
+
+    async def __aenter__(self) -> Self:
+        """Begin to send what is open."""
+        import httpx2
+
+        (self._begun,) = await asyncio.to_thread(self._ledger.write, [_beginning(time.time())])
+        client = httpx2.AsyncClient(
+            timeout=POST_SECONDS,
+            follow_redirects=False,
+            transport=self._transport,
+            limits=httpx2.Limits(max_connections=AT_A_TIME),
+        )
+        self._client = await self._stack.enter_async_context(client)
+        task = asyncio.ensure_future(self._care())
+        self._stack.push_async_callback(_cancel_and_wait, task)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop; what is being sent is sent again at the next start."""
+        await self._stack.aclose()
+
+    async def _care(self) -> None:
+        while True:
+            try:
+                found = await asyncio.to_thread(self._claimed)
+                await asyncio.gather(*[self._tell(one) for one in found])
+            except StepEngineError as error:
+                found = []
+                LOGGER.error("what is to be sent is not known now: %s", error)
+            except Exception:  # noqa: BLE001 - nobody waits for this loop, and without it nothing is sent any more
+                found = []
+                LOGGER.exception("webhooks could not be looked after; they are looked at again within seconds")
+            if len(found) < AT_A_TIME:
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def _claimed(self) -> list[_Untold]:
+        """Return what this server is to send now; others leave it alone meanwhile."""
+        now, given = time.time(), (self._since, self._begun)
+        # A look waits for nobody; only what there is to do is written.
+        looks = ((f"SELECT 1 {NEWS} LIMIT 1", given), (f"SELECT 1 {DUE} LIMIT 1", (now,)))
+        found: list[_Untold] = []
+        if any(self._ledger.read(query, values) for query, values in looks):
+            (found,) = self._ledger.write([_claiming(now, *given)])
+        self._since = max(self._since, now - OVERLAP)
+        return found
+
+    async def _tell(self, one: _Untold) -> None:
+        try:
+            row = await asyncio.to_thread(self._ledger.find, one.run)
+            # One that goes on by now comes again when it rests.
+            messages = [] if row is None or row.changed != one.changed else await self._messages(row)
+            known = {id_ for (id_,) in await asyncio.to_thread(self._ledger.read, RECEIPTS, (one.run,))}
+            is_told = True
+            for message in messages:
+                # Behind one that is not taken the others would not be, either, and each of them costs ten seconds.
+                is_told = is_told and (message.id in known or await self._send(one, message))
+        except StepEngineError as error:
+            LOGGER.warning("nobody can be told of run %s now: %s", one.run, error)
+            is_told = False
+        await asyncio.to_thread(self._ledger.write, [_mark_told(one) if is_told else self._later(one)])
+
+    def _later(self, one: _Untold) -> Act:
+        has_more = one.tries < len(self._retries)
+        if not has_more:
+            LOGGER.warning("run %s: the webhook was not taken %d times; it is sent at the next start", one.run, one.tries + 1)  # fmt: skip
+        return _putting_off(one, time.time() + self._retries[one.tries] if has_more else NEVER)
+
+    async def _messages(self, row: RunRow) -> list[_Message]:
+        if row.status in ("started", "running"):
+            return []
+        look = await self._runs.look(row)
+        if row.status == "suspended":
+            return self._questions(look) if "question" in self._target.events else []
+        return [self._end(look)] if "finished" in self._target.events else []
+
+    def _questions(self, look: RunStanding) -> list[_Message]:
+        row = look.row
+        made = []
+        for question in look.questions:
+            # What is in doubt is asked anew after each crash, under one id.
+            again = f"@{row.changed}" if question.id.startswith(DOUBT) else ""
+            told = {name: plain(getattr(question, name)) for name in TOLD}
+            # From the file alone: this message is not made for a request, so there is none whose host could be taken,
+            # and one that could be would be the sender's choice (a forged Host header would send people's answers
+            # elsewhere). The address that the server is bound to is mostly one behind a proxy, which nobody outside can
+            # reach.
+            url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}/answers"
+            made.append(self._message(row, "question", f"{question.id}{again}", {"question": told, "answer_url": url}))
+        return made
+
+    def _end(self, look: RunStanding) -> _Message:
+        row = look.row
+        url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}"
+        return self._message(row, "finished", row.status, {"status": row.status, "run_url": url})
+
+    def _message(self, row: RunRow, kind: str, part: str, more: Mapping[str, Any]) -> _Message:
+        # Made of what it tells of, so that the same message has the same id each time that it is sent, by whichever
+        # server of the place: the receiver can throw the second one away.
+        id_ = f"{row.run}:{part}"
+        told = {"id": id_, "type": kind, "run_id": row.run, "agent_id": row.agent, **more}
+        return _Message(id_, KNOWN.seen(told))
+
+    async def _send(self, one: _Untold, message: _Message) -> bool:
+        """Send a message once, and write down that it was taken."""
+        body = json.dumps(message.content, ensure_ascii=True, separators=(",", ":")).encode()
+        now = int(time.time())
+        headers = {"content-type": "application/json", **_signatures(self._target.known, message.id, body, now)}
+        try:
+            # No look at what is answered but its status: nothing that is sent back costs anything.
+            async with (
+                asyncio.timeout(POST_SECONDS),
+                self._client.stream("POST", self._target.url, content=body, headers=headers) as answer,
+            ):
+                problem = "" if answer.status_code in SUCCESS else f"{answer.status_code} was answered"
+        except Exception as error:  # noqa: BLE001 - whatever an address and its server do, the next try may go well
+            problem = type(error).__name__
+        self._delivered(message.content["type"], not problem)
+        if problem:
+            # Not its address: that of some services is as good as a password.
+            host = urlsplit(self._target.url).hostname
+            LOGGER.warning("the webhook %s was not taken by %s (try %d): %s", message.id, host, one.tries + 1, problem)
+            return False
+        await asyncio.to_thread(self._ledger.write, [_receiving(one.run, message.id, time.time())])
+        return True
+
+
+TOLD = ("id", "text", "options", "multi_select", "allow_text", "tool_name", "details", "path")
+RECEIPTS = "SELECT message FROM served_receipts WHERE run = ?"
+
+
+def _signatures(known: tuple[str, ...], id_: str, body: bytes, now: int) -> dict[str, str]:
+    """Return the headers that sign a message: ours, and for secrets of that form those of Standard Webhooks."""
+    made = {"stepengine-signature": sign(known, body, now)}
+    keys = [key for key in map(_standard_key, known) if key]
+    if keys:
+        signed = " ".join([f"v1,{_standard(key, body, id_, str(now))}" for key in keys])
+        made |= {"webhook-id": id_, "webhook-timestamp": str(now), "webhook-signature": signed}
+    return made
+
+
+async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _beginning(now: float) -> Act:
+    """Return what makes the tables, lets what was given up be tried anew, and gives when somebody was to be told first."""
+
+    def begin(database: sqlite3.Connection) -> float:
+        for table in TABLES.split(";"):
+            database.execute(table)
+        database.execute("UPDATE served_told SET due = 0, tries = 0 WHERE is_told = 0")
+        # Under the name of no run.
+        database.execute("INSERT OR IGNORE INTO served_told VALUES ('', ?, 0, 0, 1)", (now,))
+        (begun,) = database.execute("SELECT changed FROM served_told WHERE run = ''").fetchone()
+        return float(begun)
+
+    return begin
+
+
+def _claiming(now: float, since: float, begun: float) -> Act:
+    """Return what notes the runs that somebody is to be told of, and gives those whose turn it is, which no other server takes now."""
+
+    def claim(database: sqlite3.Connection) -> list[_Untold]:
+        database.execute(
+            f"INSERT INTO served_told SELECT run, changed, 0, 0, 0 {NEWS} "
+            "ON CONFLICT (run) DO UPDATE SET changed = excluded.changed, due = 0, tries = 0, is_told = 0",
+            (since, begun),
+        )
+        query = f"SELECT run, changed, tries {DUE} ORDER BY due LIMIT {AT_A_TIME}"
+        # Taken for a while and not for good, in the same transaction: of several servers of one place each message is
+        # sent by one, and one that dies with it leaves it to the others when the time is over.
+        found = [_Untold(*row) for row in database.execute(query, (now,)).fetchall()]
+        for one in found:
+            database.execute("UPDATE served_told SET due = ? WHERE run = ?", (now + LEASE, one.run))
+        return found
+
+    return claim
+
+
+def _mark_told(one: _Untold) -> Act:
+    def tell(database: sqlite3.Connection) -> None:
+        # Only if the run has not changed since: a run that asked again while the message was under way has something
+        # new to tell.
+        database.execute("UPDATE served_told SET is_told = 1 WHERE run = ? AND changed = ?", (one.run, one.changed))
+
+    return tell
+
+
+def _putting_off(one: _Untold, due: float) -> Act:
+    def put_off(database: sqlite3.Connection) -> None:
+        values = (due, one.tries + 1, one.run, one.changed)
+        database.execute("UPDATE served_told SET due = ?, tries = ? WHERE run = ? AND changed = ?", values)
+
+    return put_off
+
+
+def _receiving(run: str, message: str, now: float) -> Act:
+    def receive(database: sqlite3.Connection) -> None:
+        database.execute("INSERT OR IGNORE INTO served_receipts VALUES (?, ?, ?)", (run, message, now))
+
+    return receive

@@ -1,0 +1,333 @@
+"""
+``Workshop``: the processes in which a page looks at runs, and judges them, by the authors' code as it is in its files now.
+
+Nothing of that code is imported in the serving process for this. A desk (``stepengine.debugging.desk``) belongs to one page that looks at one
+run, and ends with it; a job (``stepengine.debugging.jobs``) ends by itself, or is cancelled. Both are spoken to in lines of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import attrs
+
+from stepengine.debugging.desk import Maker
+from stepengine.server.problems import Problem
+from stepengine.server.processes import Process
+
+if TYPE_CHECKING:
+    from stepengine.server.access import Caller
+    from stepengine.server.durable_runs import AnyRuns
+    from stepengine.server.ledger import RunRow
+
+__all__ = ("Desk", "Job", "JobKind", "Workshop")
+
+JobKind: TypeAlias = Literal["impact", "blame", "pin", "ask"]
+MOST_DESKS = 8
+"""Pages that look at a run at a time: each has processes that hold its record."""
+MOST_JOBS = 4
+JOBS_KEPT = 50
+ANSWER_SECONDS = 30.0
+"""A walk under two versions of the code is ended after 5 s each."""
+UNDER_WAY = ("begun", "priced", "running")
+
+
+class Desk:
+    """
+    A page that looks at a run.
+
+    Args:
+        id: What the page names it by.
+        owner: Whose it is.
+        run: The run.
+        process: What looks.
+        folder: Where the record lies meanwhile.
+    """
+
+    def __init__(self, id: str, owner: str, run: str, process: Process, folder: Path) -> None:
+        self.id, self.owner, self.run = id, owner, run
+        self._process = process
+        self._folder = folder
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._hearing = asyncio.get_running_loop().create_task(self._hear())
+
+    async def _hear(self) -> None:
+        try:
+            async for told in self._process.lines():
+                number = told.pop("id", None)
+                if number is None:
+                    self._events.put_nowait(told)
+                elif (future := self._asked.pop(number, None)) is not None and not future.done():
+                    future.set_result(told)
+        finally:
+            for future in self._asked.values():
+                future.cancel()
+            self._asked.clear()
+            self._events.put_nowait(None)
+
+    async def ask(self, what: str, **more: Any) -> dict[str, Any]:
+        """
+        Ask for something, and return it.
+
+        Raises:
+            Problem: when the desk is gone, or says why not.
+        """
+        number = secrets.randbits(48)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = future
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if self._hearing.done():
+                    raise _gone(self.id)
+                await self._process.say({"id": number, "do": what, **more})
+                told = await asyncio.shield(future)
+        except TimeoutError:
+            msg = f"nothing came in {ANSWER_SECONDS:g} s"
+            raise Problem(msg, status=503, kind="too_slow") from None
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                raise
+            raise _gone(self.id) from None
+        finally:
+            self._asked.pop(number, None)
+        if "refused" in told:
+            raise Problem(told["refused"], status=422, kind="no_such_place")
+        return told
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Give what it tells by itself, until it has ended."""
+        while (told := await self._events.get()) is not None:
+            yield told
+
+    async def close(self) -> None:
+        """End it."""
+        await self._process.end()
+        self._hearing.cancel()
+        await asyncio.gather(self._hearing, return_exceptions=True)
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+
+def _gone(desk: str) -> Problem:
+    msg = f"there is no desk {desk[:100]!r}: it ends with the page that it belongs to, and a page that comes back gets another one"
+    return Problem(msg, status=404, kind="no_such_desk")
+
+
+@attrs.define(eq=False)
+class Job:
+    """
+    Runs that are judged.
+
+    Attributes:
+        id: Its id.
+        owner: Who asked.
+        kind: What is asked.
+        runs: The ids of the runs.
+        status: ``begun``, ``priced`` while it waits for somebody's agreement, ``running``, ``done``, ``failed``, ``cancelled``.
+        created: When, in seconds since 1970.
+        price: How many model calls there will be, and US dollars, at least and at most.
+        progress: How far it is.
+        result: What came of it.
+        error: Why nothing did.
+    """
+
+    id: str
+    owner: str
+    kind: JobKind
+    runs: tuple[str, ...]
+    status: str = "begun"
+    created: float = attrs.field(factory=time.time)
+    price: dict[str, Any] | None = None
+    progress: dict[str, Any] = attrs.field(factory=dict)
+    result: dict[str, Any] | None = None
+    error: str = ""
+    process: Process | None = attrs.field(default=None, repr=False)
+    task: asyncio.Task[None] | None = attrs.field(default=None, repr=False)
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Take in what its process says."""
+        if "price" in told:
+            self.price, self.status = told["price"], "priced"
+        elif "progress" in told:
+            self.progress = {**self.progress, **told["progress"]}
+        elif "done" in told:
+            self.result, self.status = told["done"], "done"
+        elif "failed" in told:
+            self.error, self.status = told["failed"], "failed"
+
+
+class Workshop:
+    """
+    The desks and jobs of one server.
+
+    Args:
+        runs: Where the records are.
+        maker: How the engine is made again.
+        pins: The folder of kept journals for runs that become tests.
+    """
+
+    def __init__(self, runs: AnyRuns, maker: Maker, *, pins: Path = Path("tests/journals")) -> None:
+        self.maker = maker
+        self._runs = runs
+        self._pins = pins
+        self._desks: dict[str, Desk] = {}
+        self._opening = 0
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+
+    async def close(self) -> None:
+        """End all desks and jobs."""
+        for desk in list(self._desks.values()):
+            await self.leave(desk)
+        for job in self._jobs.values():
+            await self._end(job)
+
+    # --- desks --------------------------------------------------------------------------------------------------------
+
+    async def open_desk(self, caller: Caller, row: RunRow, at: str) -> Desk:
+        """
+        Open a desk for a page.
+
+        Raises:
+            JournalMissing: when nothing is recorded yet.
+            Problem: when there are too many.
+        """
+        if len(self._desks) + self._opening >= MOST_DESKS:
+            msg = f"{MOST_DESKS} pages look into runs already, which is as many as this server lets; close one of them"
+            raise Problem(msg, status=429, kind="too_many_desks", headers={"retry-after": "5"})
+        self._opening += 1
+        try:
+            process, folder = await self._begin("desk", [row], lambda files: {"file": files[row.run], "at": at})
+        finally:
+            self._opening -= 1
+        desk = Desk(secrets.token_hex(8), caller.name, row.run, process, folder)
+        self._desks[desk.id] = desk
+        return desk
+
+    def desk(self, caller: Caller, run: str, desk: str) -> Desk:
+        """
+        Return a desk of *caller*.
+
+        Raises:
+            Problem: when there is none.
+        """
+        found = self._desks.get(desk)
+        if found is None or (found.owner, found.run) != (caller.name, run):
+            raise _gone(desk)
+        return found
+
+    async def leave(self, desk: Desk) -> None:
+        """Close a desk, whose page is gone."""
+        self._desks.pop(desk.id, None)
+        await desk.close()
+
+    async def _begin(
+        self, what: str, rows: Sequence[RunRow], told: Callable[[Mapping[str, str]], Mapping[str, Any]]
+    ) -> tuple[Process, Path]:
+        """
+        Start a process that has the records of runs as files, whatever holds them, a database or another process.
+
+        Return it, and the folder of the files, which is gone where the process cannot be started.
+        """
+        contents = {row.run: await self._runs.content(row) for row in rows}
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="stepengine-"))
+        files = {run: folder / f"{run}.jsonl" for run in contents}
+
+        def write() -> None:
+            for run, content in contents.items():
+                files[run].write_bytes(content)
+
+        try:
+            await asyncio.to_thread(write)
+            first = {"maker": attrs.asdict(self.maker), **told({run: str(file) for run, file in files.items()})}
+            return await Process.begun(f"stepengine.evaluation.{what}", first), folder
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    async def start(self, caller: Caller, kind: JobKind, rows: Sequence[RunRow], asked: Mapping[str, Any]) -> Job:
+        """
+        Begin to judge runs; what costs something waits for an agreement.
+
+        Raises:
+            JournalMissing: when nothing of a run is recorded yet.
+            Problem: when too many are under way.
+        """
+        if sum([job.status in UNDER_WAY for job in self._jobs.values()]) >= MOST_JOBS:
+            msg = f"{MOST_JOBS} jobs are under way, which is as many as this server does at a time; cancel one of them"
+            raise Problem(msg, status=429, kind="too_many_jobs", headers={"retry-after": "5"})
+        job = Job(secrets.token_hex(8), caller.name, kind, tuple([row.run for row in rows]))
+        # It counts from now on: others ask for jobs while this one is made.
+        self._jobs[job.id] = job
+        more = {"kind": kind, "asked": {**asked, "folder": str(self._pins)}}
+        try:
+            job.process, folder = await self._begin("jobs", rows, lambda files: {"files": files, **more})
+        except BaseException:
+            del self._jobs[job.id]
+            raise
+        job.task = asyncio.get_running_loop().create_task(self._follow(job, job.process, folder))
+        over = [one for one in self._jobs.values() if one.status not in UNDER_WAY]
+        for one in over[: max(0, len(self._jobs) - JOBS_KEPT)]:
+            del self._jobs[one.id]
+        return job
+
+    async def _follow(self, job: Job, process: Process, folder: Path) -> None:
+        try:
+            async for told in process.lines():
+                job.take(told)
+        finally:
+            if job.status in UNDER_WAY:
+                job.status, job.error = "failed", "its process ended before anything came of it"
+            await process.end()
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def jobs(self, caller: Caller) -> list[Job]:
+        """Return the jobs of *caller*, newest first."""
+        return [job for job in reversed(self._jobs.values()) if job.owner == caller.name]
+
+    def job(self, caller: Caller, job: str) -> Job:
+        """
+        Return a job of *caller*.
+
+        Raises:
+            Problem: when there is none.
+        """
+        found = self._jobs.get(job)
+        if found is None or found.owner != caller.name:
+            msg = f"there is no job {job[:100]!r}; jobs end with the server"
+            raise Problem(msg, status=404, kind="no_such_job")
+        return found
+
+    async def agree(self, job: Job, budget: str | None) -> None:
+        """
+        Let a job ask models, for at most so many US dollars.
+
+        Raises:
+            Problem: when it does not wait for that.
+        """
+        if job.status != "priced" or job.process is None:
+            msg = f"the job {job.id} waits for no agreement: it is {job.status}"
+            raise Problem(msg, status=409, kind="not_waiting")
+        job.status = "running"
+        await job.process.say({"go": True, "budget": budget})
+
+    async def cancel(self, job: Job) -> None:
+        """End a job; one that is over stays as it is."""
+        if job.status in UNDER_WAY:
+            job.status = "cancelled"
+        await self._end(job)
+
+    async def _end(self, job: Job) -> None:
+        if job.process is not None:
+            await job.process.end()
+        if job.task is not None:
+            await asyncio.gather(job.task, return_exceptions=True)

@@ -1,0 +1,279 @@
+"""
+The input of a tool that is a function: JSON Schema from its signature, validation by pydantic.
+
+pydantic validates a *capture function* with the same parameters, which returns its arguments instead of running the tool.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
+from stepengine.data.schemas import NAMED_SCHEMAS, SCHEMAS
+from stepengine.data.tools import Validated
+from stepengine.errors import DataError, DefinitionError
+from stepengine.tools.places import is_bundled, place_of
+from stepengine.tools.schemas import refusal
+from stepengine.tools.signatures import Signature
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails, ValidationError
+
+__all__ = ("FunctionInputs", "without_titles")
+
+SCALARS = frozenset({str, int, float, bool, type(None)})
+IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
+
+
+@frozen(eq=False)
+class _Parameters:
+    """
+    What a tool takes, as pydantic sees it: equal when it would make the same of both.
+
+    Attributes:
+        module: Where the function stands.
+        kept: The parameters. They are compared also by how they are written, for ``1 == True``.
+        written: How they are written.
+    """
+
+    module: str
+    kept: tuple[inspect.Parameter, ...]
+    written: str
+
+    def __hash__(self) -> int:
+        return hash((self.module, self.written))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Parameters) and all(
+            (self.module == other.module, self.written == other.written, self.kept == other.kept)
+        )
+
+    def adapter(self) -> TypeAdapter[Any]:
+        from pydantic import ConfigDict, TypeAdapter
+
+        def capture(**arguments: object) -> dict[str, Any]:
+            return arguments
+
+        capture.__signature__ = inspect.Signature(self.kept)  # type: ignore[attr-defined]
+        capture.__annotations__ = {p.name: p.annotation for p in self.kept}
+        capture.__module__ = self.module
+        return TypeAdapter(cast("Any", capture), config=ConfigDict(allow_inf_nan=False))
+
+
+# A bundled tool is made anew for each folder that agents work in. What pydantic compiles for it depends on the
+# signature alone, and takes longer than all the rest of making the tool.
+_bundled_adapter = functools.lru_cache(maxsize=256)(_Parameters.adapter)
+
+
+def _adapter(signature: Signature) -> TypeAdapter[Any]:
+    from pydantic.errors import PydanticUserError
+
+    fn = signature.body.fn
+    kept = tuple([p.replace(kind=IN_SCHEMA_ORDER) for p in signature.parameters])
+    module = getattr(fn, "__module__", __name__)
+    try:
+        # Only of our own tools is it known that what is written the same means the same.
+        return (
+            _bundled_adapter(_Parameters(module, kept, repr(kept)))
+            if is_bundled(fn)
+            else _Parameters(module, kept, "").adapter()
+        )
+    except (PydanticUserError, TypeError) as error:
+        text = str(error).partition("\n")[0]
+        msg = f"{place_of(fn)}: the parameters of tool {getattr(fn, '__name__', '?')!r} have no JSON Schema: {text}"
+        raise DefinitionError(msg) from error
+
+
+def _json_schema(adapter: TypeAdapter[Any]) -> Any:
+    return without_titles(adapter.json_schema())
+
+
+_bundled_json_schema = functools.lru_cache(maxsize=256)(_json_schema)
+
+
+def _aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ...]]:
+    """
+    Return the names by which an input gives parameters that have others there, the first first.
+
+    Raises:
+        DefinitionError: for a name that is a way into an object: no input could be made of the validated value again.
+    """
+    while schema["type"] != "arguments":
+        schema = schema["schema"] if schema["type"] == "definitions" else schema["arguments_schema"]
+    found: dict[str, tuple[str, ...]] = {}
+    for parameter in schema["arguments_schema"]:
+        given = parameter.get("alias")
+        if given is None:
+            continue
+        ways = [given] if isinstance(given, str) else given if isinstance(given[0], list) else [given]
+        names = [way if isinstance(way, str) else way[0] for way in ways if isinstance(way, str) or len(way) == 1]
+        if len(names) < len(ways) or not all(isinstance(name, str) for name in names):
+            where = place_of(signature.body.fn)
+            msg = f"{where}: the parameter {parameter['name']!r} is read from inside of another; an alias is one name"
+            raise DefinitionError(msg)
+        found[parameter["name"]] = tuple(names)
+    return found
+
+
+def _nameless(annotation: Any) -> Any:
+    """Return an annotation without what names its parameter, which pydantic warns of where there is no parameter."""
+    from pydantic.fields import FieldInfo
+
+    kept = [each for each in annotation.__metadata__ if not isinstance(each, FieldInfo)]
+    return Annotated[(annotation.__origin__, *kept)] if kept else annotation.__origin__
+
+
+def without_titles(schema: object) -> Any:
+    """
+    Return a schema without the titles that pydantic makes from names; they tell a model nothing.
+
+    Only what is a schema loses its title: a member, a default or an example that is called ``title`` stays.
+    """
+    if isinstance(schema, list):
+        return [without_titles(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _untitled(key, value) for key, value in schema.items() if key != "title"}
+
+
+def _untitled(keyword: str, value: object) -> object:
+    if keyword in NAMED_SCHEMAS and isinstance(value, dict):
+        return {name: without_titles(schema) for name, schema in value.items()}
+    return without_titles(value) if keyword in SCHEMAS else value
+
+
+def _same(given: Any, validated: Any) -> bool:
+    """Return whether a validated value is the very JSON that was given: equal in value and in type."""
+    kind = type(validated)
+    # The type as well: `True == 1 == 1.0` in Python, and not in JSON. What is the same is not encoded, which is so for
+    # nearly every call.
+    if kind in SCALARS:
+        return type(given) is kind and bool(given == validated)
+    if kind is list or kind is JsonList:
+        return isinstance(given, JsonList) and len(given) == len(validated) and all(map(_same, given, validated))
+    if kind is dict or kind is JsonDict:
+        return (
+            isinstance(given, JsonDict)
+            and given.keys() == validated.keys()
+            and all(_same(given[k], v) for k, v in validated.items())
+        )
+    return False
+
+
+class FunctionInputs:
+    """
+    Validates inputs against a function's parameters.
+
+    Args:
+        tool_name: For messages.
+        signature: What the function takes.
+        texts: Descriptions by parameter name.
+
+    Raises:
+        DefinitionError: when a parameter's type has no JSON Schema.
+    """
+
+    def __init__(self, tool_name: str, signature: Signature, texts: Mapping[str, str]) -> None:
+        # Imported here: who makes no tool, such as a command that lists runs, does not pay for pydantic's start.
+        from pydantic_core import ValidationError
+
+        self._name = tool_name
+        self._signature = signature
+        self._refused = ValidationError
+        self._adapter = _adapter(signature)
+        self._encoders: dict[str, TypeAdapter[Any]] = {}
+        self._aliases = _aliases(self._adapter.core_schema, signature)
+        self.schema = self._schema(texts)
+
+    def _schema(self, texts: Mapping[str, str]) -> JsonDict:
+        from pydantic.errors import PydanticInvalidForJsonSchema
+
+        try:
+            made = (_bundled_json_schema if is_bundled(self._signature.body.fn) else _json_schema)(self._adapter)
+        except PydanticInvalidForJsonSchema as error:
+            fn = self._signature.body.fn
+            msg = f"{place_of(fn)}: the parameters of tool {self._name!r} have no JSON Schema: {error}"
+            raise DefinitionError(msg) from error
+        told = {
+            name: {**field, "description": field.get("description", texts[name])} if name in texts else field
+            for name, field in made.get("properties", {}).items()
+        }
+        return freeze_object({"type": "object", "properties": {}, **made} | {"properties": told})
+
+    def validate(self, value: JsonDict) -> Validated:
+        """
+        Return the arguments for the body, and as JSON what they stand for.
+
+        Raises:
+            ToolInputError: listing every field with its problem.
+        """
+        # As Python objects first, which is quicker; the second look as JSON text is for strict types, which take a date
+        # from JSON text and not from a Python string.
+        try:
+            arguments = self._adapter.validate_python(value)
+        except self._refused as error:
+            arguments = self._as_json_text(value, error)
+        return Validated(self._as_input(value, arguments), arguments)
+
+    def _as_json_text(self, value: JsonDict, first: ValidationError) -> object:
+        """Validate the same input as JSON text: strict types take more forms from JSON than from Python objects."""
+        try:
+            return self._adapter.validate_json(compact(value))
+        except self._refused:
+            # The issues are those of the first look: both found fault, and the first speaks of the input as it was
+            # given.
+            details = first.errors(include_url=False, include_context=False, include_input=False)
+            raise refusal(self._name, [self._issue(e) for e in details], value) from None
+
+    def _issue(self, error: ErrorDetails) -> str:
+        where = ".".join(str(part) for part in error["loc"])
+        kind = error["type"]
+        if kind == "missing_keyword_only_argument":
+            return f"{where}: is required"
+        if kind == "unexpected_keyword_argument":
+            known = list_names([p.name for p in self._signature.parameters], where)
+            return f"{where}: is not a parameter; the parameters are: {known}"
+        return f"{where}: {error['msg']}" if where else error["msg"]
+
+    def _as_input(self, given: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
+        changed: dict[str, object] = {}
+        for name, value in arguments.items():
+            place = self._place(name, given) if name in self._aliases else name
+            kind = type(value)
+            if place in given:
+                held = given[place]
+                # As ``_same``, without a call for what nearly every argument is.
+                if (type(held) is not kind or held != value) if kind in SCALARS else not _same(held, value):
+                    changed[place] = self._encode(name, value, given)
+            # Defaults are written into the input: hooks, rules and records see what the tool will run with, and a
+            # default that changes with a new version is seen as a change.
+            elif kind in SCALARS:
+                changed[place] = value
+            else:
+                changed[place] = self._encode(name, value, given)
+        return freeze_object({**given, **changed}) if changed else given
+
+    def _place(self, name: str, given: JsonDict) -> str:
+        """Return the member of the input that a parameter with other names is read from."""
+        known = self._aliases[name]
+        return next((alias for alias in known if alias in given), known[0])
+
+    def _encode(self, name: str, value: Any, given: JsonDict) -> object:
+        encoder = self._encoders.get(name)
+        if encoder is None:
+            from pydantic import TypeAdapter
+
+            annotation = next(p.annotation for p in self._signature.parameters if p.name == name)
+            # Made when it is first needed: most parameters are plain JSON, and never are.
+            encoder = self._encoders[name] = TypeAdapter(_nameless(annotation) if name in self._aliases else annotation)
+        try:
+            return freeze(encoder.dump_python(value, mode="json", by_alias=True, warnings=False), name)
+        except (DataError, ValueError, TypeError) as error:
+            raise refusal(self._name, [f"{name}: has no JSON form: {error}"], given) from error

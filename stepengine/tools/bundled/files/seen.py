@@ -1,0 +1,74 @@
+"""
+What a run has seen of the files below a root, so that nobody's change is overwritten unseen.
+
+What it saw before this process, or in the runs that it goes on from, stands in its history: the results of ``read_files``
+hold the hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from stepengine.data.messages import Message, ToolMessage
+from stepengine.errors import ToolError
+from stepengine.tools.context import ToolContext
+from stepengine.workspace.paths import parts_of
+
+__all__ = ("known_hash", "note_hash")
+
+Parts = tuple[str, ...]
+WRITERS = ("write_file", "str_replace", "delete_file")
+
+
+class _SeenFiles:
+    """The hashes of the files that one run has read or written; ``""`` for one of which none is known."""
+
+    def __init__(self, hashes: dict[Parts, str]) -> None:
+        self.hashes = hashes
+
+    async def aclose(self) -> Iterable[str]:
+        """Forget them."""
+        self.hashes = {}
+        return ()
+
+
+def note_hash(ctx: ToolContext, real: Parts, parts: Parts, digest: str) -> None:
+    """Take note of what a run has read or written below the root *real*: a hash, ``""`` for a file without one."""
+    if ctx.is_of_run:
+        _seen_in_run(ctx, real).hashes[parts] = digest
+
+
+def known_hash(ctx: ToolContext, real: Parts, parts: Parts) -> str:
+    """Return the hash of a file as the run saw it last; ``""`` when it has not seen it, and outside of a run."""
+    return _seen_in_run(ctx, real).hashes.get(parts, "") if ctx.is_of_run else ""
+
+
+def _seen_in_run(ctx: ToolContext, real: Parts) -> _SeenFiles:
+    return ctx.of_run(
+        ("files seen", real), lambda: _SeenFiles(_read_from_history(ctx.agent_state.message_history, real))
+    )
+
+
+def _read_from_history(history: Iterable[Message], real: Parts) -> dict[Parts, str]:
+    """Return what a history tells of files; what was written after it was read is not known by a hash."""
+    found: dict[Parts, str] = {}
+    for message in history:
+        if not isinstance(message, ToolMessage) or message.is_error:
+            continue
+        for path, digest in _files_in(message):
+            try:
+                found[parts_of(path, real)] = digest
+            except ToolError:
+                continue
+    return found
+
+
+def _files_in(message: ToolMessage) -> Iterator[tuple[str, str]]:
+    value: object = message.result.data
+    if message.tool_name == "read_files" and isinstance(value, list):
+        for entry in value:
+            path, digest = (entry.get("path"), entry.get("hash")) if isinstance(entry, Mapping) else (None, None)
+            if isinstance(path, str) and isinstance(digest, str):
+                yield path, digest
+    elif message.tool_name in WRITERS and isinstance(value, Mapping) and isinstance(value.get("file"), str):
+        yield value["file"], ""

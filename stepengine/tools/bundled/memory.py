@@ -1,0 +1,241 @@
+"""
+What keeps notes that outlive a run: the protocol of a store, and one in files.
+
+A file holds the notes of one scope, a line each, and can be read and edited by its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+from attrs import frozen
+
+from stepengine.errors import ToolError
+from stepengine.workspace.atomic import replace_path
+
+__all__ = ("FileMemory", "MemoryStore", "Note")
+
+NOTE_CHARS = 2_000
+"""A paragraph or two: a note is a fact, not a document."""
+MAX_NOTES = 500
+"""All are searched at each call, and a person can still look through them."""
+FILE_BYTES = 256 * 1024
+"""Five hundred notes of some sentences; the file is read and written whole."""
+MAX_TAGS = 5
+"""Tags are for finding a note; with more of them each note fits every search."""
+OLDEST_NOTES = 3
+"""Candidates for being forgotten that a model is shown."""
+WHOLE_WEIGHT, PREFIX = 2, 1
+"""A word that is found whole counts twice as much as one that only starts alike."""
+LINE = re.compile(r"- \[m(\d{1,9})\] (\d{4}-\d\d-\d\d)((?: #[\w-]{1,32}){0,5})(?: (run [\w.-]{1,80}))?: (.*)")
+HIGHEST = re.compile(r"<!-- highest: m(\d{1,9}) -->")
+KEPT = "surrogateescape"
+"""Bytes of a person's that are no UTF-8 are written back as they were."""
+WORD = re.compile(r"[\w-]+")
+SCOPE = re.compile(r"user|project:[0-9a-f]{16}")
+
+
+def _tags(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(given)
+
+
+@frozen(kw_only=True)
+class Note:
+    """
+    Something that was remembered.
+
+    Attributes:
+        id: What it is forgotten by, such as ``"m12"``; never used again within its scope.
+        text: One line.
+        tags: Words that it is found by as well.
+        date: The day (UTC) on which it was written, such as ``"2026-11-20"``.
+        origin: Who wrote it, such as ``"run 3e1a58"``.
+    """
+
+    id: str
+    text: str
+    tags: tuple[str, ...] = attrs.field(default=(), converter=_tags)
+    date: str = ""
+    origin: str = ""
+
+    @property
+    def line(self) -> str:
+        """The note as a line of a file, and as a model is shown it."""
+        tags = "".join([f" #{tag}" for tag in self.tags])
+        return f"- [{self.id}] {self.date}{tags}{f' {self.origin}' if self.origin else ''}: {self.text}"
+
+
+class MemoryStore(Protocol):
+    """
+    Keeps notes; bring your own to keep them elsewhere.
+
+    A scope is ``"user"``, or ``"project:"`` with 16 hexadecimal digits that stand for the repository. What is written has
+    been checked: one line of at most 2,000 characters without secrets. A ``ToolError`` tells the model what is wrong.
+    """
+
+    async def write(self, scope: str, text: str, tags: Sequence[str], origin: str) -> Note:
+        """Keep a note and return it with its id."""
+
+    async def search(self, scope: str, query: str, limit: int) -> list[Note]:
+        """Return at most *limit* notes, best first; for an empty query the newest."""
+
+    async def forget(self, scope: str, id: str) -> bool:
+        """Forget a note; return whether there was one."""
+
+
+def _today() -> datetime:
+    return datetime.now(UTC)
+
+
+@frozen
+class FileMemory:
+    """
+    Keeps notes as lines of Markdown: ``user.md``, and ``projects/DIGITS.md`` for each repository, for their owner only.
+
+    Lines that are no notes are a person's and stay. A file holds at most 500 notes and 256 KiB. Processes wait for each
+    other; a file is replaced as a whole.
+
+    Attributes:
+        folder: Where the files are; by default ``stepengine/memory`` in ``$XDG_DATA_HOME``, else in ``~/.local/share``.
+        clock: Gives the time that notes are dated by.
+    """
+
+    folder: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
+    clock: Callable[[], datetime] = attrs.field(default=_today, kw_only=True)
+
+    async def write(self, scope: str, text: str, tags: Sequence[str], origin: str) -> Note:
+        """Add a note; raises ``ToolError`` when the file is full, naming the oldest three."""
+        return await asyncio.to_thread(self._write, scope, text, tuple(tags), origin)
+
+    async def search(self, scope: str, query: str, limit: int) -> list[Note]:
+        """Return the notes with words of the query: a whole word or a tag counts 2, a beginning 1; ties newest first."""
+        return await asyncio.to_thread(self._search, scope, query, limit)
+
+    def _search(self, scope: str, query: str, limit: int) -> list[Note]:
+        notes = _notes(self._lines(scope))
+        wanted = set(_words(query))
+        ranked = [(_rank(note, wanted), int(note.id[1:]), note) for note in notes]
+        found = sorted([one for one in ranked if one[0] or not wanted], key=lambda one: one[:2], reverse=True)
+        return [note for *_, note in found[:limit]]
+
+    async def forget(self, scope: str, id: str) -> bool:
+        """Take a note out of its file."""
+        return await asyncio.to_thread(self._forget, scope, id)
+
+    def _path(self, scope: str) -> Path:
+        if not SCOPE.fullmatch(scope):
+            msg = f"{scope!r} is no scope of notes; 'user' or 'project:' with 16 hexadecimal digits would be fine"
+            raise ToolError(msg)
+        kind, _, digits = scope.partition(":")
+        return self._base() / (f"projects/{digits}.md" if kind == "project" else "user.md")
+
+    def _base(self) -> Path:
+        if self.folder is not None:
+            return self.folder
+        data = os.environ.get("XDG_DATA_HOME", "")
+        base = Path(data) if data.startswith("/") else Path(os.path.expanduser("~"), ".local", "share")  # noqa: PTH111
+        return base / "stepengine" / "memory"
+
+    def _lines(self, scope: str) -> list[str]:
+        """Return the lines of a file; a link, or what is larger than a file of notes can be, is refused."""
+        path = self._path(scope)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            msg = f"the file of notes {path.name!r} cannot be read: {error.strerror}"
+            raise ToolError(msg) from None
+        with os.fdopen(fd, "rb") as file:
+            data = file.read(2 * FILE_BYTES + 1)
+        if len(data) > 2 * FILE_BYTES:
+            msg = f"the file of notes {path.name!r} has more than {2 * FILE_BYTES:,} bytes, so it was not read"
+            raise ToolError(msg)
+        return data.decode("utf-8", KEPT).split("\n")
+
+    def _write(self, scope: str, text: str, tags: tuple[str, ...], origin: str) -> Note:
+        with self._held(scope) as path:
+            lines = self._lines(scope)
+            while lines and not lines[-1].strip():
+                lines.pop()
+            notes = _notes(lines)
+            numbers = [int(note.id[1:]) for note in notes] + [
+                int(m[1]) for line in lines if (m := HIGHEST.fullmatch(line))
+            ]
+            number = max(numbers, default=0) + 1
+            day = self.clock().date().isoformat()
+            note = Note(id=f"m{number}", text=text, tags=tags, date=day, origin=origin)
+            kept = [line for line in lines if not HIGHEST.fullmatch(line)]
+            data = "\n".join([*kept, note.line, f"<!-- highest: m{number} -->", ""]).encode("utf-8", KEPT)
+            if len(notes) >= MAX_NOTES or len(data) > FILE_BYTES:
+                oldest = "\n".join([one.line for one in notes[:OLDEST_NOTES]])
+                msg = f"there is no room for another note ({len(notes)} of {MAX_NOTES}, {FILE_BYTES:,} bytes); forget some. The oldest:\n{oldest}"
+                raise ToolError(msg)
+            replace_path(path, data, mode=0o600)
+        return note
+
+    def _forget(self, scope: str, identity: str) -> bool:
+        with self._held(scope) as path:
+            lines = self._lines(scope)
+            kept = [line for line in lines if not (m := LINE.fullmatch(line)) or f"m{m[1]}" != identity]
+            if len(kept) == len(lines):
+                return False
+            replace_path(path, "\n".join(kept).encode("utf-8", KEPT), mode=0o600)
+        return True
+
+    @contextmanager
+    def _held(self, scope: str) -> Iterator[Path]:
+        """Hold the lock of a file, which lies beside it, against other threads and processes."""
+        import fcntl
+
+        path = self._path(scope)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            msg = f"notes cannot be kept: {error.strerror or type(error).__name__}"
+            raise ToolError(msg) from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield path
+        finally:
+            # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+
+def _notes(lines: Sequence[str]) -> list[Note]:
+    found = [m for line in lines if (m := LINE.fullmatch(line))]
+    return [
+        Note(
+            id=f"m{m[1]}",
+            date=m[2],
+            tags=[tag[1:] for tag in m[3].split()],
+            origin=m[4] or "",
+            text=_to_plain_text(m[5]),
+        )
+        for m in found
+    ]
+
+
+def _to_plain_text(text: str) -> str:
+    return text.encode("utf-8", KEPT).decode("utf-8", "replace")
+
+
+def _words(text: str) -> list[str]:
+    return WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def _rank(note: Note, wanted: set[str]) -> int:
+    words, tags = set(_words(note.text)), set(_words(" ".join(note.tags)))
+    whole = WHOLE_WEIGHT * (len(wanted & words) + len(wanted & tags))
+    return whole + PREFIX * sum([any(word.startswith(w) and word != w for word in words) for w in wanted])

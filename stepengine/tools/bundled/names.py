@@ -1,0 +1,538 @@
+"""
+The names of the bundled tools, typed, and what makes each of them.
+
+A name makes nothing and reaches nothing: the tool of that name is made with a root folder or a back end, and given to an
+engine. What a tool takes stands here once more for type checkers; a test compares it with the schema that models see, and
+runs every tool to compare what it gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from attrs import frozen
+
+from stepengine.data.names import ToolName
+from stepengine.tools.bundled.shapes import (
+    AgentInfo,
+    Answers,
+    ChildAsked,
+    ChildEntry,
+    CommandResult,
+    Documentation,
+    EditedFile,
+    FileEntry,
+    FilePart,
+    FilesByDescription,
+    FilesByPattern,
+    FollowupAsked,
+    HookEntry,
+    JobStatus,
+    Listing,
+    QuestionAsked,
+    Replacement,
+    Said,
+    SearchResult,
+    Todo,
+    TreeEntry,
+    WebPage,
+    WebResults,
+    WrittenFile,
+)
+from stepengine.tools.makers import MAKERS, Maker
+
+__all__ = (
+    "BUNDLED",
+    "Bundled",
+    "add_message",
+    "ask_user",
+    "check_job",
+    "code_search",
+    "delete_file",
+    "end_turn",
+    "find_files",
+    "forget",
+    "glob",
+    "hand_off",
+    "kill_job",
+    "list_directory",
+    "lookup_agent_info",
+    "propose_str_replace",
+    "propose_write_file",
+    "read_docs",
+    "read_files",
+    "read_subtree",
+    "read_url",
+    "recall",
+    "remember",
+    "run_file_change_hooks",
+    "run_terminal_command",
+    "set_messages",
+    "set_output",
+    "skill",
+    "spawn_agent_inline",
+    "spawn_agents",
+    "str_replace",
+    "suggest_followups",
+    "task_completed",
+    "think_deeply",
+    "web_search",
+    "write_file",
+    "write_todos",
+)
+
+
+class _Typed(Protocol):
+    """What each bundled tool takes and gives; under ``Errors`` when ``yield from`` raises, under ``Limits`` what holds for a call."""
+
+    # --- files
+
+    @staticmethod
+    def read_files(
+        paths: Sequence[str | FilePart],
+        *,
+        offset: int = 1,
+        limit: int = 2_000,
+        line_numbers: bool = False,
+    ) -> list[FileEntry]:
+        """
+        Read text files.
+
+        Errors: none for a file: one that is missing, secret, binary, too large or outside of the root gives an entry with `error`.
+        Limits: 50 files and 100,000 characters, 2,000 lines of a file, 2,000 characters of a line; files over the limit give an entry with `error`. A file over 10 MB is read only with `offset` or `limit`.
+        """
+
+    @staticmethod
+    def list_directory(path: str = ".") -> Listing:
+        """
+        List what is directly in a folder.
+
+        Errors: the folder does not exist, is none, or is outside of the root.
+        Limits: 20,000 entries, 10 seconds; `message` says when there are more. Links, special files and secret files are left out.
+        """
+
+    @staticmethod
+    def read_subtree(paths: Sequence[str] | None = None, *, max_tokens: int = 4_000) -> list[TreeEntry]:
+        """
+        Show folders as trees, with the top-level names of source files.
+
+        Errors: none for a path: one that cannot be shown gives an entry with `error`.
+        Limits: 50 paths, others give an entry with `error`; `max_tokens` in all, of which more than 20,000 counts as 20,000 with a `message`; 20,000 entries, 10 seconds.
+        """
+
+    @staticmethod
+    def write_file(path: str, content: str, *, instructions: str = "", expected_hash: str = "") -> WrittenFile:
+        """
+        Create a file, or overwrite a whole one.
+
+        Errors: the path is outside of the root, secret, protected, a link or a folder; the file has changed since the run read it, or is not that of `expected_hash`.
+        Limits: 4 MiB.
+        """
+
+    @staticmethod
+    def str_replace(path: str, replacements: Sequence[Replacement], *, expected_hash: str = "") -> EditedFile:
+        """
+        Replace exact pieces of text in a file, all of them or none.
+
+        Errors: as for `write_file`; the file does not exist or is no text; an `old_string` is not there, or more than once without `allow_multiple`. Nothing is changed then.
+        Limits: 4 MiB.
+        """
+
+    @staticmethod
+    def delete_file(path: str, *, expected_hash: str = "") -> WrittenFile:
+        """
+        Delete a file.
+
+        Errors: as for `write_file`; there is no such file.
+        Limits: one file; folders are not deleted.
+        """
+
+    @staticmethod
+    def propose_write_file(path: str, content: str, *, instructions: str = "") -> EditedFile:
+        """
+        Propose a whole file; nothing is written.
+
+        Errors: as for `write_file`; the file on disk is no text.
+        Limits: 4 MiB for a file, 8 MiB for all proposals of a run. Proposals are forgotten when the run ends.
+        """
+
+    @staticmethod
+    def propose_str_replace(path: str, replacements: Sequence[Replacement]) -> EditedFile:
+        """
+        Propose to replace text in a file, on what earlier proposals made of it; nothing is written.
+
+        Errors: as for `str_replace`.
+        Limits: as for `propose_write_file`.
+        """
+
+    # --- searches
+
+    @staticmethod
+    def glob(pattern: str, *, cwd: str | None = None, max_results: int = 100) -> FilesByPattern:
+        """
+        Find files by a pattern for their path, newest first.
+
+        Errors: the pattern cannot be used; `cwd` is no folder below the root.
+        Limits: `max_results` over 2,000 counts as 2,000 with a `message`; 20,000 entries, 10 seconds. What `.gitignore` leaves out is not found.
+        """
+
+    @staticmethod
+    def code_search(pattern: str, *, flags: str = "", cwd: str | None = None, max_results: int = 15) -> SearchResult:
+        """
+        Search the text of files with a regular expression.
+
+        Errors: the pattern is none; a flag is not allowed; `cwd` is no folder below the root. Finding nothing is no error: `count` is 0.
+        Limits: 250 matches and 20,000 characters, `max_results` matches of a file (over 250 counts as 250 with a `message`), files up to 4 MiB, 10 seconds. What `.gitignore` leaves out and hidden files are not searched.
+        """
+
+    @staticmethod
+    def find_files(prompt: str, *, max_results: int = 12) -> FilesByDescription:
+        """
+        Find the files that fit a description, without a model.
+
+        Errors: none; where nothing fits, `files` is empty.
+        Limits: `max_results` over 30 counts as 30 with a `message`; 20,000 entries, 10 seconds.
+        """
+
+    # --- programs
+
+    @staticmethod
+    def run_terminal_command(
+        command: str | Sequence[str], *, cwd: str | None = None, timeout_seconds: float = 30
+    ) -> CommandResult:
+        """
+        Run a program to its end.
+
+        Errors: the command needs a shell and none is allowed; the program is not there; it was stopped after `timeout_seconds`, or because it printed more than 64 MiB: then `error.result` holds what it had printed. An `exit_code` other than 0 is no error.
+        Limits: `timeout_seconds` is at most 600; 50,000 characters of each stream are kept. With `process_type="BACKGROUND"` it gives a `StartedJob`, by `ToolCall("run_terminal_command", {...})`.
+        """
+
+    @staticmethod
+    def check_job(job_id: str, *, wait_for: str | None = None, timeout_seconds: float = 0) -> JobStatus:
+        """
+        See how a program in the background is doing.
+
+        Errors: the run has no such job.
+        Limits: `timeout_seconds` is at most 600. A job ends with its run.
+        """
+
+    @staticmethod
+    def kill_job(job_id: str, *, signal: Literal["SIGTERM", "SIGINT", "SIGKILL"] = "SIGTERM") -> JobStatus:
+        """
+        Stop a program in the background, and everything that it started.
+
+        Errors: the run has no such job. One that had ended already is no error.
+        Limits: what goes on 1.5 seconds after the signal is killed.
+        """
+
+    @staticmethod
+    def run_file_change_hooks(files: Sequence[str]) -> list[HookEntry]:
+        """
+        Run the checks that are configured for changed files.
+
+        Errors: a file is outside of the root. A check that fails has an `exit_code` other than 0, one that cannot run `error`.
+        Limits: 50 files; each check has the time that its `FileChangeHook` gives it.
+        """
+
+    # --- the web
+
+    @staticmethod
+    def web_search(query: str, *, depth: Literal["standard", "deep"] = "standard") -> WebResults:
+        """
+        Search the web.
+
+        Errors: the back end does not answer.
+        Limits: 1,000 characters of query; about 5 results, `deep` up to 20.
+        """
+
+    @staticmethod
+    def read_docs(library_title: str, topic: str, *, max_tokens: int = 10_000) -> Documentation:
+        """
+        Read what the documentation of a library says about a topic.
+
+        Errors: the library is not known, or says nothing about the topic; a page cannot be fetched.
+        Limits: `max_tokens` over 20,000 counts as 20,000 with a `message`; 200 pages of a run.
+        """
+
+    @staticmethod
+    def read_url(url: str, *, max_chars: int = 20_000) -> WebPage:
+        """
+        Read a page of the web as text.
+
+        Errors: the address is private or not allowed; the host does not answer. A page with `status` 404 is no error.
+        Limits: `max_chars` of at least 1,000, over 50,000 counts as 50,000 with a `message`; 2,000,000 bytes, 20 seconds, 5 redirects; 200 pages of a run.
+        """
+
+    # --- people, skills, notes
+
+    @staticmethod
+    def ask_user(questions: Sequence[QuestionAsked]) -> Answers:
+        """
+        Put questions to a person.
+
+        Errors: none; who answers nothing gives `skipped`. Without somebody to ask the run is suspended.
+        Limits: none.
+        """
+
+    @staticmethod
+    def suggest_followups(followups: Sequence[FollowupAsked]) -> Said:
+        """
+        Suggest to the user what could be asked next, as an event.
+
+        Errors: none.
+        Limits: at least one.
+        """
+
+    @staticmethod
+    def skill(name: str, *, file: str | None = None) -> str:
+        """
+        Read the instructions of a skill, or one of its files.
+
+        Errors: there is no such skill, or no such file; the nearest names are told.
+        Limits: 32,768 bytes.
+        """
+
+    @staticmethod
+    def remember(text: str, *, scope: Literal["project", "user"] = "project", tags: Sequence[str] = ()) -> str:
+        """
+        Keep a note for later conversations; the text says under which id.
+
+        Errors: the note is blank; there are no notes of the scope.
+        Limits: 2,000 characters, five tags.
+        """
+
+    @staticmethod
+    def recall(query: str = "", *, scope: Literal["project", "user"] | None = None, limit: int = 10) -> str:
+        """
+        Search the notes; a line for each.
+
+        Errors: there are no notes of the scope.
+        Limits: `limit` over 50 counts as 50, and the text says so; 8 KiB.
+        """
+
+    @staticmethod
+    def forget(id: str, *, scope: Literal["project", "user"] = "project") -> str:
+        """
+        Forget a note.
+
+        Errors: there is no such note.
+        Limits: one note.
+        """
+
+    # --- agents
+
+    @staticmethod
+    def spawn_agents(agents: Sequence[ChildAsked]) -> list[ChildEntry]:
+        """
+        Run agents at the same time; `AgentCall` and `Parallel` do the same with types.
+
+        Errors: every one of them failed. When some did, those have `error` in their entry.
+        Limits: 16 agents in a call of a model; 100,000 characters of an output are shown.
+        """
+
+    @staticmethod
+    def spawn_agent_inline(agent_type: str, *, prompt: str = "", params: Mapping[str, Any] | None = None) -> Said:
+        """
+        Run an agent in this conversation: what it leaves replaces the history.
+
+        Errors: the agent did not complete; the history stays as it was.
+        Limits: one agent.
+        """
+
+    @staticmethod
+    def lookup_agent_info(agent_id: str) -> AgentInfo:
+        """
+        Look up what an agent of the engine is for, takes and gives.
+
+        Errors: none; for an agent that there is not `found` is `false`.
+        Limits: agents of this engine.
+        """
+
+    # --- the run itself
+
+    @staticmethod
+    def set_output(data: Any) -> Said:
+        """
+        Set the output of the run.
+
+        Errors: the output does not fit the agent's `output_schema`; the earlier one stays.
+        Limits: the fields of the output may stand in the place of `data`.
+        """
+
+    @staticmethod
+    def set_messages(messages: Sequence[Any]) -> Said:
+        """
+        Replace the history; for handlers alone.
+
+        Errors: calls and results do not pair, or a message has another form. Nothing is changed then.
+        Limits: none.
+        """
+
+    @staticmethod
+    def add_message(
+        role: Literal["user", "assistant"],
+        content: str,
+        *,
+        tags: Sequence[str] = (),
+        ttl: Literal["agent_step", "user_prompt"] | None = None,
+    ) -> Said:
+        """
+        Append a message to the history; for handlers alone.
+
+        Errors: none.
+        Limits: none.
+        """
+
+    @staticmethod
+    def end_turn(message: str = "") -> Said:
+        """
+        End the turn.
+
+        Errors: none.
+        Limits: calls behind it in the same reply are not executed.
+        """
+
+    @staticmethod
+    def hand_off(agent: str) -> Said:
+        """
+        Hand the conversation over to another agent, which goes on with it when the run's own agent has ended.
+
+        Errors: an agent that is not among the `spawnable_agents`; the agent itself.
+        Limits: calls behind it in the same reply are not executed.
+        """
+
+    @staticmethod
+    def task_completed() -> Said:
+        """
+        Say that the whole task is done; where an agent lists it, its turn ends in no other way.
+
+        Errors: none.
+        Limits: calls behind it in the same reply are not executed.
+        """
+
+    @staticmethod
+    def write_todos(todos: Sequence[Todo]) -> Said:
+        """
+        Write the list of things to do, in place of the earlier one.
+
+        Errors: none.
+        Limits: none.
+        """
+
+    @staticmethod
+    def think_deeply(thought: str) -> Said:
+        """
+        Write down a thought.
+
+        Errors: none.
+        Limits: none.
+        """
+
+
+read_files = ToolName(_Typed.read_files)
+list_directory = ToolName(_Typed.list_directory)
+read_subtree = ToolName(_Typed.read_subtree)
+write_file = ToolName(_Typed.write_file)
+str_replace = ToolName(_Typed.str_replace)
+delete_file = ToolName(_Typed.delete_file)
+propose_write_file = ToolName(_Typed.propose_write_file)
+propose_str_replace = ToolName(_Typed.propose_str_replace)
+glob = ToolName(_Typed.glob)
+code_search = ToolName(_Typed.code_search)
+find_files = ToolName(_Typed.find_files)
+run_terminal_command = ToolName(_Typed.run_terminal_command)
+check_job = ToolName(_Typed.check_job)
+kill_job = ToolName(_Typed.kill_job)
+run_file_change_hooks = ToolName(_Typed.run_file_change_hooks)
+web_search = ToolName(_Typed.web_search)
+read_docs = ToolName(_Typed.read_docs)
+read_url = ToolName(_Typed.read_url)
+ask_user = ToolName(_Typed.ask_user)
+suggest_followups = ToolName(_Typed.suggest_followups)
+skill = ToolName(_Typed.skill)
+remember = ToolName(_Typed.remember)
+recall = ToolName(_Typed.recall)
+forget = ToolName(_Typed.forget)
+spawn_agents = ToolName(_Typed.spawn_agents)
+spawn_agent_inline = ToolName(_Typed.spawn_agent_inline)
+lookup_agent_info = ToolName(_Typed.lookup_agent_info)
+set_output = ToolName(_Typed.set_output)
+set_messages = ToolName(_Typed.set_messages)
+add_message = ToolName(_Typed.add_message)
+end_turn = ToolName(_Typed.end_turn)
+hand_off = ToolName(_Typed.hand_off)
+task_completed = ToolName(_Typed.task_completed)
+write_todos = ToolName(_Typed.write_todos)
+think_deeply = ToolName(_Typed.think_deeply)
+
+
+# --- what makes them -------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Bundled:
+    """
+    A tool of the package.
+
+    Attributes:
+        name: Its name, which knows its types.
+        maker: What makes it; ``None`` for those that every run knows.
+    """
+
+    name: ToolName[..., Any]
+    maker: Maker | None = None
+
+    def says(self, title: str) -> str:
+        """Return what is told under a title: ``"Errors"`` or ``"Limits"``; with ``""``, what the tool is for."""
+        text = " ".join((self.name.__doc__ or "").split())
+        parts = re.split(r"\b(Errors|Limits): ", text)
+        told = dict(zip(["", *parts[1::2]], parts[::2], strict=True))
+        return told[title].strip()
+
+
+BUNDLED: Mapping[str, Bundled] = MappingProxyType(
+    {
+        str(name): Bundled(name, MAKERS[name])
+        for name in (
+            read_files,
+            list_directory,
+            read_subtree,
+            write_file,
+            str_replace,
+            delete_file,
+            propose_write_file,
+            propose_str_replace,
+            code_search,
+            glob,
+            find_files,
+            run_terminal_command,
+            check_job,
+            kill_job,
+            run_file_change_hooks,
+            web_search,
+            read_docs,
+            read_url,
+            skill,
+            remember,
+            recall,
+            forget,
+            suggest_followups,
+            ask_user,
+            spawn_agents,
+            spawn_agent_inline,
+            lookup_agent_info,
+            set_output,
+            set_messages,
+            add_message,
+            end_turn,
+            hand_off,
+            task_completed,
+            write_todos,
+            think_deeply,
+        )
+    }
+)
+"""Every bundled tool by name."""

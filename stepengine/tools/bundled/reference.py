@@ -1,0 +1,285 @@
+"""
+What is told of the bundled tools: parameters from their schemas, keys of results from their shapes, an example from their text.
+
+The page of the documentation and ``stepengine agents tools`` say what stands here.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
+
+from attrs import frozen
+from typing_extensions import Doc, is_typeddict
+
+from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.tools import ToolSpec
+from stepengine.tools.bundled.names import BUNDLED, Bundled
+from stepengine.tools.bundled.shapes import StartedJob
+
+__all__ = ("Form", "Parameter", "ResultKey", "ToolPage", "keys_of", "told")
+
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "add_message": {"role": "user", "content": "There are TODOs left."},
+    "set_messages": {"messages": [{"role": "user", "content": "Begin anew."}]},
+}
+"""Of tools that no model is shown, so that their text has none."""
+WORDS = {"array": "list", "null": "null"}
+BOUNDS = (
+    ("minimum", "maximum", "", ""),
+    ("minItems", "maxItems", " entry", " entries"),
+    ("maxLength", "maxLength", "", " characters"),
+)
+
+
+@frozen
+class Parameter:
+    """
+    A parameter of a tool.
+
+    Attributes:
+        name: Its name.
+        type: Its type, in words.
+        is_required: Whether it has to be given.
+        default: The value that it has when it is not given, if the schema says so.
+        text: What it is.
+    """
+
+    name: str
+    type: str
+    is_required: bool
+    default: Any
+    text: str
+
+
+@frozen
+class ResultKey:
+    """
+    A key of a result.
+
+    Attributes:
+        name: Its name.
+        type: Its type, in words.
+        is_always: Whether it is always there.
+        text: What it holds.
+        form: What its objects are, if it holds some.
+    """
+
+    name: str
+    type: str
+    is_always: bool
+    text: str
+    form: Form | None = None
+
+
+@frozen
+class Form:
+    """
+    The form of a result.
+
+    Attributes:
+        type: Its type, in words.
+        shape: The class of ``stepengine.tools.bundled.shapes`` that says it; ``""`` for a text.
+        keys: The keys of the object, or of each object of the list.
+    """
+
+    type: str
+    shape: str = ""
+    keys: tuple[ResultKey, ...] = ()
+
+
+@frozen
+class ToolPage:
+    """
+    What is told of one tool.
+
+    Attributes:
+        name: Its name.
+        text: What it is for.
+        maker: The call that makes it; ``""`` for those that every run knows.
+        spec: What the engine knows of it.
+        parameters: What it takes.
+        forms: What it gives: one form, or with another for another way of calling it.
+        errors: When a call fails.
+        limits: What holds for a call.
+        example: An input.
+    """
+
+    name: str
+    text: str
+    maker: str
+    spec: ToolSpec
+    parameters: tuple[Parameter, ...]
+    forms: tuple[Form, ...]
+    errors: str
+    limits: str
+    example: JsonDict
+
+
+def told() -> list[ToolPage]:
+    """Return what is told of every bundled tool."""
+    specs = _specs()
+    return [_document_tool(one, specs[name]) for name, one in BUNDLED.items()]
+
+
+def _document_tool(one: Bundled, spec: ToolSpec) -> ToolPage:
+    name = str(one.name)
+    forms = [_form(one.name.returns), *([_form(StartedJob)] if name == "run_terminal_command" else [])]
+    return ToolPage(
+        name=name,
+        text=one.says(""),
+        maker="" if one.maker is None else str(one.maker),
+        spec=spec,
+        parameters=tuple(_parameters(spec)),
+        forms=tuple(forms),
+        errors=one.says("Errors"),
+        limits=one.says("Limits"),
+        example=_example(spec),
+    )
+
+
+@cache
+def _specs() -> Mapping[str, ToolSpec]:
+    """Return the specifications of all bundled tools, which are the same below every root; none of these tools is called."""
+    from stepengine.tools.bundled.bundled import (
+        change_hook_tools,
+        file_tools,
+        memory_tools,
+        skill_tools,
+        uncalled_tools,
+    )
+    from stepengine.tools.bundled.changes import FileChangeHook
+    from stepengine.tools.spawning import BUILT_IN
+
+    made = [
+        *uncalled_tools(),
+        *file_tools(Path("/"), write=True, delete=True, allow_wide_root=True),
+        *change_hook_tools(Path("/"), [FileChangeHook("check", ["true"])], allow_wide_root=True),
+        *skill_tools(),
+        *memory_tools(),
+        *BUILT_IN.values(),
+    ]
+    return {tool.name: tool.spec for tool in made}
+
+
+def _example(spec: ToolSpec) -> JsonDict:
+    """Return the first input that the text of a tool shows to models and that is not empty, if there is one."""
+    if spec.name in EXAMPLES:
+        return freeze_object(EXAMPLES[spec.name])
+    behind = spec.description.partition("Examples:")[2]
+    found: dict[str, object] = {}
+    while not found and behind.lstrip(" \nor").startswith("{"):
+        behind = behind.lstrip(" \nor")
+        found, end = json.JSONDecoder().raw_decode(behind)
+        behind = behind[end:]
+    return freeze_object(found)
+
+
+# --- what goes in ----------------------------------------------------------------------------------------------------
+
+
+def _parameters(spec: ToolSpec) -> Iterator[Parameter]:
+    schema = spec.input_schema
+    required = schema.get("required", ())
+    for name, one in schema["properties"].items():
+        yield Parameter(name, _word(one, schema), name in required, one.get("default"), one.get("description", ""))
+
+
+def _word(schema: Mapping[str, Any], top: Mapping[str, Any]) -> str:
+    """Return the type that a JSON Schema describes, in words."""
+    if "$ref" in schema:
+        return _word(top["$defs"][schema["$ref"].rpartition("/")[2]], top)
+    if "anyOf" in schema:
+        words = [_word(one, top) for one in schema["anyOf"]]
+        return (", or " if any("," in word and "{" not in word for word in words) else " or ").join(words)
+    if "enum" in schema:
+        return " or ".join([json.dumps(one) for one in schema["enum"]])
+    kind = schema.get("type", "")
+    if kind == "array":
+        items = schema.get("items", {})
+        what = _word(items, top)
+        what = f"({what})" if " or " in what else _several(what) if what.isalpha() and items else what
+        return f"list of {what}{_bounds(schema)}".replace("list of any", "list")
+    if kind == "object" and "properties" in schema:
+        members = [name if name in schema.get("required", ()) else f"{name}?" for name in schema["properties"]]
+        return f"{{{', '.join(members)}}}"
+    return f"{WORDS.get(kind, kind) or 'any'}{_bounds(schema)}"
+
+
+def _bounds(schema: Mapping[str, object]) -> str:
+    for low, high, one, several in BOUNDS:
+        least, most = schema.get(low) if low != high else None, schema.get(high)
+        if least is not None and most is not None:
+            return f", {least:,} to {most:,}{several}"
+        if most is not None:
+            return f", at most {most:,}{several}"
+        if least is not None:
+            return f", at least {least:,}{one if least == 1 else several}"
+    return ""
+
+
+# --- what comes out --------------------------------------------------------------------------------------------------
+
+
+def _form(annotation: object) -> Form:
+    shape = _shape_in(annotation)
+    if shape is None:
+        return Form(_type(annotation))
+    return Form(_type(annotation), shape.__name__, keys_of(shape))
+
+
+def keys_of(shape: Any) -> tuple[ResultKey, ...]:
+    """Return the keys that a class of ``stepengine.tools.bundled.shapes`` has."""
+    keys = []
+    for name, annotation in get_type_hints(shape, include_extras=True).items():
+        docs = [one.documentation for one in _extras(annotation) if isinstance(one, Doc)]
+        inner = _shape_in(annotation)
+        form = None if inner is None else _form(inner)
+        keys.append(ResultKey(name, _type(annotation), name in shape.__required_keys__, " ".join(docs), form))
+    return tuple(keys)
+
+
+def _extras(annotation: object) -> Sequence[object]:
+    """Return what an annotation says beside its type."""
+    if get_origin(annotation) is NotRequired:
+        return _extras(get_args(annotation)[0])
+    return get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+
+
+def _plain(annotation: object) -> Any:
+    """Return the type of an annotation."""
+    while get_origin(annotation) in {NotRequired, Annotated}:
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def _shape_in(annotation: object) -> Any:
+    plain = _plain(annotation)
+    if get_origin(plain) is list:
+        plain = _plain(get_args(plain)[0])
+    return plain if is_typeddict(plain) else None
+
+
+def _type(annotation: object) -> str:
+    """Return a type in words, as JSON calls it."""
+    plain = _plain(annotation)
+    origin, inner = get_origin(plain), get_args(plain)
+    if is_typeddict(plain):
+        return "object"
+    if origin is list:
+        return f"list of {_several(_type(inner[0]))}"
+    if origin is dict:
+        return "object" if inner[1] is Any else f"object of {_several(_type(inner[1]))}"
+    if origin is Literal:
+        return " or ".join([json.dumps(one) for one in inner])
+    if origin in {Union, types.UnionType}:
+        return " or ".join([_type(one) for one in inner])
+    return {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}.get(plain, "any")
+
+
+def _several(word: str) -> str:
+    return f"lists{word.removeprefix('list')}" if word.startswith("list") else f"{word}s"

@@ -1,0 +1,310 @@
+"""
+What ``code_search`` is asked and what it found; the same for ripgrep and for Python.
+
+Flags are a closed list, read into a value; no text of the model's becomes a flag of a program.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from stepengine.errors import ToolError
+from stepengine.tools.bundled.search.ignore import Ignore
+from stepengine.workspace import calls
+from stepengine.workspace.guard import left_out
+from stepengine.workspace.paths import display
+from stepengine.workspace.patterns import SEARCH_COLUMNS
+from stepengine.workspace.text import decode, read_capped
+
+if TYPE_CHECKING:
+    from stepengine.workspace.root import Root
+
+__all__ = (
+    "FileHits",
+    "MatchReport",
+    "SearchFlags",
+    "Sources",
+    "parse_flags",
+)
+
+SWITCHES: dict[str, dict[str, object]] = {
+    "i": {"case": "i"},
+    "s": {"case": "s"},
+    "S": {"case": "S"},
+    "w": {"word": True},
+    "F": {"fixed": True},
+    "x": {"whole_line": True},
+    "U": {"multiline": True},
+    "v": {"invert": True},
+    "c": {"count": True},
+    "l": {"names_only": True},
+    "n": {},  # line numbers are always shown
+}
+LISTS = {"t": "types", "T": "not_types", "g": "globs"}
+NUMBERS = {"A": ("after",), "B": ("before",), "C": ("before", "after"), "m": ("max_count",)}
+TYPE = re.compile(r"[A-Za-z0-9_+-]{1,40}")
+LONG = {
+    "ignore-case": "i", "case-sensitive": "s", "smart-case": "S", "word-regexp": "w", "fixed-strings": "F",
+    "line-regexp": "x", "multiline": "U", "invert-match": "v", "count": "c", "files-with-matches": "l", "line-number": "n",
+    "type": "t", "type-not": "T", "glob": "g", "after-context": "A", "before-context": "B", "context": "C", "max-count": "m",
+}  # fmt: skip
+"""The letters of ripgrep's long flags."""
+MAX_FLAG_NUMBER = 1_000
+"""More lines around a hit, or hits in a file, than are shown in all."""
+FLAGS_CHARS = 2_000
+"""Some hundred flags: more than any search has."""
+KNOWN = "-i -s -S -w -F -x -U -v -c -l -n -t TYPE -T TYPE -g GLOB -A N -B N -C N -m N"
+
+
+@frozen(kw_only=True)
+class SearchFlags:
+    """
+    What the flags ask for.
+
+    Attributes:
+        case: ``"i"`` ignore case, ``"s"`` respect it, ``"S"`` respect it when the pattern has an upper-case letter.
+        word: The match is a whole word.
+        fixed: The pattern is plain text.
+        whole_line: The match is a whole line.
+        multiline: A match may span lines.
+        invert: Lines that do not match.
+        count: Only how many lines match, per file.
+        names_only: Only the names of files that match.
+        types: File types to search, such as ``"py"``.
+        not_types: File types to leave out.
+        globs: Patterns of files to search; with ``!`` in front, to leave out.
+        before: Lines to show before a match.
+        after: Lines to show after a match.
+        max_count: Matches per file.
+    """
+
+    case: str = ""
+    word: bool = False
+    fixed: bool = False
+    whole_line: bool = False
+    multiline: bool = False
+    invert: bool = False
+    count: bool = False
+    names_only: bool = False
+    types: tuple[str, ...] = ()
+    not_types: tuple[str, ...] = ()
+    globs: tuple[str, ...] = ()
+    before: int = 0
+    after: int = 0
+    max_count: int | None = None
+
+
+def parse_flags(text: str) -> SearchFlags:
+    """
+    Read flags; switches may be joined (``-iw``), values may follow directly (``-A3``, ``--type-not=py``).
+
+    Raises:
+        ToolError: for anything that is not in the list, and for more than 2,000 characters.
+    """
+    if len(text) > FLAGS_CHARS:
+        msg = f"the flags have {len(text):,} characters; at most {FLAGS_CHARS:,} are read"
+        raise ToolError(msg)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        msg = f"the flags {text!r} cannot be read: {error}"
+        raise ToolError(msg) from None
+    found: dict[str, Any] = {}
+    while words:
+        word = _shorten(words)
+        if not re.fullmatch(r"-[A-Za-z].*", word, re.DOTALL):
+            _refuse(word)
+        rest = word[1:]
+        while rest:
+            letter, rest = rest[0], rest[1:]
+            if letter in SWITCHES:
+                found.update(SWITCHES[letter])
+                continue
+            if letter not in LISTS and letter not in NUMBERS:
+                _refuse(f"-{letter}" if len(word) == len(f"-{letter}") else word)
+            value = rest or (words.pop(0) if words else "")
+            _take(found, letter, value)
+            break
+    return SearchFlags(**found)
+
+
+def _shorten(words: list[str]) -> str:
+    """Remove the first of *words* and return it, a long flag as its letter; its value becomes the first of *words*."""
+    word = words.pop(0)
+    name, equals, value = word[2:].partition("=")
+    letter = LONG.get(name, "") if word.startswith("--") else ""
+    if not letter or (equals and letter in SWITCHES):
+        return word
+    words[:0] = [value] if equals else []
+    return f"-{letter}"
+
+
+def _take(found: dict[str, Any], letter: str, value: str) -> None:
+    if letter in NUMBERS:
+        if not re.fullmatch(r"\d{1,4}", value) or int(value) > MAX_FLAG_NUMBER or (letter == "m" and value == "0"):
+            msg = f"-{letter} needs a number up to {MAX_FLAG_NUMBER}, not {value!r}"
+            raise ToolError(msg)
+        found.update(dict.fromkeys(NUMBERS[letter], int(value)))
+        return
+    if not value or "\0" in value or (letter in "tT" and not TYPE.fullmatch(value)):
+        msg = f"-{letter} needs a value such as {'*.py' if letter == 'g' else 'py'!r}, not {value!r}"
+        raise ToolError(msg)
+    name = LISTS[letter]
+    found[name] = (*found.get(name, ()), value)
+
+
+def _refuse(word: str) -> None:
+    msg = f"the flag {word!r} is not available; these are: {KNOWN}"
+    raise ToolError(msg)
+
+
+SEARCH_MATCHES = 250
+"""More than a model looks at; a better pattern finds fewer."""
+SEARCH_CHARS = 20_000
+"""About 5,000 tokens."""
+SEARCH_FILE_BYTES = 4 * 1024 * 1024
+"""Source files are far smaller; larger files are data or generated."""
+
+
+@frozen
+class FileHits:
+    """
+    The matches in one file.
+
+    Attributes:
+        parts: The file.
+        lines: All its lines, without their ends.
+        spans: First line and number of lines of each match, lines counting from 0, in order.
+        total: How many lines match in all, when that was counted; else how many were found.
+    """
+
+    parts: tuple[str, ...]
+    lines: list[str]
+    spans: list[tuple[int, int]]
+    total: int
+
+
+class Sources:
+    """Opens files for a search: by the walk, only text, nothing secret and nothing ignored."""
+
+    def __init__(self, root: Root, ignore: Ignore) -> None:
+        self._root = root
+        self._ignore = ignore
+
+    def lines(self, parts: tuple[str, ...]) -> list[str] | None:
+        """Return the lines of a file, or ``None`` when it is not to be searched."""
+        if self._root.withholds(parts) or self._ignore.hides(parts):
+            return None
+        try:
+            opened = self._root.open_file("/".join(parts))
+        except (ToolError, UnicodeError):
+            return None
+        try:
+            data = read_capped(opened.fd, SEARCH_FILE_BYTES) if opened.parts == parts else None
+        except OSError:
+            return None
+        finally:
+            calls.close(opened.fd)
+        text = None if data is None else decode(data)
+        if text is None:
+            return None
+        lines = text.text.removesuffix("\n").split("\n")
+        return [line.removesuffix("\r") for line in lines]
+
+
+class MatchReport:
+    """
+    Collects matches within the caps and writes the result.
+
+    Args:
+        flags: What to show.
+        max_results: Matches to show per file.
+        notes: What else the message says.
+    """
+
+    def __init__(self, flags: SearchFlags, max_results: int, notes: Sequence[str] = ()) -> None:
+        self._flags = flags
+        self._notes = notes
+        self._per_file = min(max_results, flags.max_count or max_results)
+        self._out: list[str] = []
+        self._found: list[dict[str, Any]] = []
+        self._chars = 0
+        self._files = self._cut_files = 0
+        self.stopped = ""
+
+    def add(self, found: FileHits) -> bool:
+        """Add the matches of one file; return whether more are wanted."""
+        flags = self._flags
+        if not found.spans:
+            return True
+        path, shown = display(found.parts), found.spans[: self._per_file]
+        data: list[dict[str, object]] = [{"path": path}]
+        if flags.count:
+            lines, data = [f"{path}: {found.total}"], [{"path": path, "count": found.total}]
+        elif flags.names_only:
+            lines = [path]
+        else:
+            shown = shown[: SEARCH_MATCHES - len(self._found)]
+            lines, data = (
+                [f"{path}:", *self._text(found.lines, shown)],
+                [{"path": path, "line": n + 1} for n, _ in shown],
+            )
+            self._cut_files += len(found.spans) > self._per_file and flags.max_count != self._per_file
+        size = sum(map(len, lines)) + len(lines)
+        if self._chars + size > SEARCH_CHARS:
+            self.stopped = self.stopped or f"stopped at {SEARCH_CHARS:,} characters"
+            return False
+        self._out += lines
+        self._chars += size
+        self._files += 1
+        self._found += data
+        if len(self._found) >= SEARCH_MATCHES:
+            self.stopped = self.stopped or f"stopped at {SEARCH_MATCHES} matches"
+        return not self.stopped
+
+    def _text(self, lines: list[str], spans: Iterable[tuple[int, int]]) -> list[str]:
+        matched, context = set[int](), set[int]()
+        for first, count in spans:
+            matched.update(range(first, first + count))
+            context.update(
+                range(max(0, first - self._flags.before), min(len(lines), first + count + self._flags.after))
+            )
+        return [
+            f"  Line {n + 1}{':' if n in matched else '-'} {_cut_line(lines[n])}"
+            for n in sorted(matched | context)
+            if n < len(lines)
+        ]
+
+    def result(self, problems: str = "") -> dict[str, Any]:
+        """
+        Return what the tool gives: ``stdout`` and ``message`` to be read, ``count`` and ``matches`` to decide by.
+
+        A match has the ``path`` of its file and its ``line``, counting from 1; a file that is only counted has ``path`` and
+        ``count``, one that is only named ``path``. ``count`` is how many of them are there. ``stderr`` stands for problems.
+        """
+        what = "files" if self._flags.count or self._flags.names_only else "matches"
+        number = len(self._found)
+        head = f"Found {number} {what[: -1 if what == 'files' else -2] if number == 1 else what}"
+        notes = [f"{head} in {self._files} files" if what == "matches" and self._files != 1 else head, *self._notes]
+        if self._cut_files:
+            notes.append(f"only the first {self._per_file} matches are shown in {self._cut_files} of the files")
+        if self.stopped:
+            notes.append(f"{self.stopped}; there may be more")
+        notes += left_out()
+        text = "\n".join([head, *self._out])
+        made = {"stdout": text, "message": "; ".join(notes), "count": number, "matches": self._found}
+        return {**made, "stderr": problems} if problems else made
+
+
+def _cut_line(line: str) -> str:
+    text = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return (
+        text
+        if len(text) <= SEARCH_COLUMNS
+        else f"{text[:SEARCH_COLUMNS]} [... {len(text) - SEARCH_COLUMNS:,} more characters]"
+    )

@@ -1,0 +1,125 @@
+"""What a walk leaves out, by the ``.gitignore`` files on its way and for secrecy, and what it shows to a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from stepengine.errors import ToolError
+from stepengine.workspace import calls
+from stepengine.workspace.calls import Fd, FolderEntry
+from stepengine.workspace.patterns import IgnorePattern
+from stepengine.workspace.text import read_capped
+from stepengine.workspace.walk import WalkBudget, walk
+
+if TYPE_CHECKING:
+    from stepengine.workspace.root import OpenedFolder, Root
+
+__all__ = (
+    "Ignore",
+    "visible",
+)
+
+MAX_LINES = 5_000
+"""Files of patterns have some dozen lines; each is compared with every path."""
+FILE_BYTES = 1_000_000
+"""Far more than a file of patterns has."""
+PATTERNS_BETWEEN_CHECKS = 16
+"""Looking at the clock costs about as much as comparing some patterns."""
+BOM = "\xef\xbb\xbf"
+Parts = tuple[str, ...]
+
+
+class Ignore:
+    """
+    Says which paths are ignored; files that were read are remembered for as long as this object lives.
+
+    Args:
+        root: What the files are below.
+        budget: For how long to read and compare patterns; when it is spent, everything counts as ignored.
+    """
+
+    def __init__(self, root: Root, budget: WalkBudget) -> None:
+        self._root = root
+        self._budget = budget
+        self._patterns: dict[Parts, list[IgnorePattern]] = {}
+
+    def is_ignored(self, parts: Parts, *, is_folder: bool) -> bool:
+        """Return whether one entry is ignored, given that the folders above it are not."""
+        if parts[-1] == ".git":
+            return True
+        names = tuple(map(_bytewise, parts))
+        for depth in range(len(parts) - 1, -1, -1):
+            for number, pattern in enumerate(self._of(parts[:depth])):
+                if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.check_time():
+                    return True
+                if pattern.match(names[depth:], is_folder=is_folder):
+                    return not pattern.is_negated
+        return bool(self._budget.cut)
+
+    def hides(self, parts: Parts) -> bool:
+        """Return whether a file is ignored, or a folder above it."""
+        above = (parts[:depth] for depth in range(1, len(parts)))
+        return any(self.is_ignored(a, is_folder=True) for a in above) or self.is_ignored(parts, is_folder=False)
+
+    def _of(self, folder: Parts) -> list[IgnorePattern]:
+        """Return the patterns of one folder's file, the last line first."""
+        if folder not in self._patterns:
+            self._patterns[folder] = self._read(folder)
+        return self._patterns[folder]
+
+    def _read(self, folder: Parts) -> list[IgnorePattern]:
+        try:
+            opened = self._root.open_file("/".join((*folder, ".gitignore")))
+        except (ToolError, UnicodeError):
+            return []
+        try:
+            data = read_capped(opened.fd, FILE_BYTES)
+        finally:
+            calls.close(opened.fd)
+        made: list[IgnorePattern] = []
+        text = (data or b"").decode("latin-1").removeprefix(BOM)
+        for number, line in enumerate(text.split("\n")[:MAX_LINES]):
+            if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.check_time():
+                break
+            pattern = IgnorePattern.of(line.removesuffix("\r"))
+            if pattern is not None:
+                made.append(pattern)
+        return made[::-1]
+
+
+def _bytewise(name: str) -> str:
+    """Return a name with one character for each of its bytes, since git compares bytes."""
+    return name if name.isascii() else os.fsencode(name).decode("latin-1")
+
+
+def visible(
+    root: Root, opened: OpenedFolder, budget: WalkBudget, wanted: Callable[[Parts], bool] | None = None
+) -> Generator[tuple[Parts, FolderEntry, bool], None, None]:
+    """
+    Yield place, entry and whether it is a folder, for what is below an open folder; folders before what they hold.
+
+    Left out are ``.git``, what ``.gitignore`` files name, files with secrets, links and special files.
+
+    Args:
+        root: What it is confined to.
+        opened: The folder; it stays open.
+        budget: How far to go.
+        wanted: Takes a file's place and says whether it is of interest; every file by default.
+    """
+    ignore = Ignore(root, budget)
+
+    def enter(place: Parts, _: Fd) -> bool:
+        return not root.withholds(place) and not ignore.is_ignored(place, is_folder=True)
+
+    with closing(walk(root.holds, opened.fd, opened.parts, budget, enter)) as entries:
+        for place, entry in entries:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if is_folder:
+                yield place, entry, True
+            elif wanted is not None and not wanted(place):
+                continue
+            elif not (root.withholds(place) or ignore.is_ignored(place, is_folder=False)):
+                yield place, entry, False

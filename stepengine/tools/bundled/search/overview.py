@@ -1,0 +1,440 @@
+"""
+What gives an overview of a tree: ``find_files`` and ``read_subtree``.
+
+``find_files`` ranks the files that a description probably means, by words in paths and names. It needs no model and no
+index. The words of the description are looked for in the names of files, folders and top-level definitions; a word that
+fits few files counts more than one that fits many. A word that fits nowhere is taken for a misspelling of the nearest
+one that does. ``read_subtree`` shows a folder as a tree that fits a budget of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from difflib import get_close_matches
+from itertools import takewhile
+from typing import Annotated, Any
+
+from attrs import frozen
+from pydantic import Field
+
+from stepengine.data.estimate import CHARS_PER_TOKEN, estimate_tokens
+from stepengine.data.tools import ToolAnnotations
+from stepengine.errors import ToolError
+from stepengine.tools.bundled.bounds import over_bound, up_to
+from stepengine.tools.bundled.files.reading import READ_PATHS, TOO_MANY
+from stepengine.tools.bundled.search.ignore import visible
+from stepengine.tools.bundled.search.symbols import SHORTEST_STEM_CHARS, has_symbols, symbols_of, words_of
+from stepengine.tools.context import ToolContext
+from stepengine.tools.decorator import tool
+from stepengine.tools.definition import Tool
+from stepengine.workspace import calls
+from stepengine.workspace.guard import left_out
+from stepengine.workspace.paths import display, shown
+from stepengine.workspace.root import OpenedFolder, Root
+from stepengine.workspace.walk import WalkBudget
+
+__all__ = (
+    "finding_tool",
+    "ranked",
+    "subtree_tool",
+)
+
+FIND_RESULTS = 12
+"""About as many files as a model opens next."""
+FIND_RESULTS_MAX = 30
+"""Further ones fit the words by chance."""
+FIND_PROMPT_CHARS = 2_000
+"""A task in some paragraphs; its words are looked for in every file."""
+FIND_SOURCES = 3_000
+"""Reading the symbols of so many files takes a second or two."""
+
+Parts = tuple[str, ...]
+PROMPT_WORDS = 40
+"""The first words of a task name its subject; each is looked for in every file."""
+SHOWN_SYMBOLS = 8
+"""A line or two for each file."""
+NEAR_RATIO = 0.78
+"""Above difflib's 0.6, where different words of four letters are near: inflections of a word stay above it."""
+SPELLED_CHARS, NEAR = 40, 1_000
+"""How long a word may be that is taken for a misspelling, and of how many it may be one: comparing takes long."""
+IN_NAME, IN_FOLDER, IN_SYMBOL, WHOLE_SYMBOL, NAMED = 10.0, 4.0, 6.0, 14.0, 60.0
+"""Weights of a word by where it is found, by trial: a file that the task names comes before all others."""
+BEGINNING = 0.6
+"""What a word counts that only begins like one of the description, or the other way round."""
+TESTS = frozenset({"test", "tests", "spec", "specs"})
+# fmt: off
+COMMON = frozenset((
+    "a", "about", "all", "an", "and", "any", "are", "as", "at", "be", "by", "can", "code", "do", "does", "file",
+    "files", "find", "for", "from", "get", "handle", "handles", "has", "have", "how", "i", "in", "is", "it", "its",
+    "like", "me", "need", "of", "on", "or", "please", "project", "related", "relevant", "show", "source", "that",
+    "the", "their", "them", "these", "this", "to", "use", "used", "uses", "want", "what", "where", "which", "who",
+    "with", "you",
+))
+"""Words that say nothing about which file is meant."""
+# fmt: on
+
+
+def finding_tool(root: Root) -> Tool:
+    """Return the tool that finds files below *root* by a description."""
+
+    @tool(category="read", annotations=ToolAnnotations(read_only=True, idempotent=True), parallel_safe=True)
+    def find_files(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        prompt: Annotated[str, Field(min_length=1, max_length=FIND_PROMPT_CHARS)],
+        max_results: Annotated[int, up_to(FIND_RESULTS_MAX)] = FIND_RESULTS,
+    ) -> dict[str, Any]:
+        """
+        Find the files that fit a description, best match first.
+
+        Usage:
+            - Describe what you look for with the words that probably stand in file names, folders, classes and functions.
+            - Read the first results with `read_files` to see whether they are the right ones.
+
+        Examples:
+            {"prompt": "session store for sqlite"}
+            {"prompt": "class RetryPolicy, back-off of HTTP requests", "max_results": 5}
+
+        When not to use:
+            - To find files by a pattern for their path, use `glob`.
+            - To find text inside of files, use `code_search`.
+
+        Notes:
+            - `symbols` shows which top-level names of a file fitted. Spelling mistakes are forgiven.
+            - What `.gitignore` files leave out, `.git`, files with secrets and symbolic links are not found.
+            - At most 20,000 entries are looked at, for 10 seconds; `message` says when that was not enough.
+
+        Args:
+            prompt: What to look for.
+            max_results: How many files to return at most.
+        """
+        budget = WalkBudget(cancelled=ctx.cancelled)
+        files = _candidates(root, budget)
+        best = ranked(prompt, files, budget.check_time)[: min(max_results, FIND_RESULTS_MAX)]
+        notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
+        notes += over_bound("max_results", max_results, FIND_RESULTS_MAX)
+        if budget.cut:
+            notes.append(f"incomplete: {budget.cut}")
+        notes += left_out()
+        symbols = {display(hit.place): list(hit.symbols) for hit in best if hit.symbols}
+        return {"files": [display(hit.place) for hit in best], "symbols": symbols, "message": "; ".join(notes)}
+
+    return find_files
+
+
+def _candidates(root: Root, budget: WalkBudget) -> dict[Parts, list[str]]:
+    """Return the files below the root with their top-level names, for as many of them as there is time to look into."""
+    opened = root.open_folder(".")
+    try:
+        with closing(visible(root, opened, budget)) as entries:
+            places = [place for place, _, is_folder in entries if not is_folder]
+    finally:
+        calls.close(opened.fd)
+    files: dict[Parts, list[str]] = {place: [] for place in places}
+    for place in sorted(places, key=lambda p: (len(p), p))[:FIND_SOURCES]:
+        if not budget.check_time():
+            break
+        files[place] = symbols_of(root, place)
+    return files
+
+
+@frozen
+class Hit:
+    """A file that fits: its place, its score, and the names in it that fitted."""
+
+    place: Parts
+    score: float
+    symbols: tuple[str, ...]
+
+
+def ranked(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool] = lambda: True) -> list[Hit]:
+    """
+    Return the files that fit *prompt* at all, best first; equal ones by depth and name.
+
+    Args:
+        prompt: What is looked for.
+        files: The places of files, with the top-level names in them.
+        goes_on: Asked again and again; when it says no, what was found so far is ranked.
+    """
+    index = _Index(files, goes_on)
+    wanted = list(dict.fromkeys(w for w in words_of(prompt) if w not in COMMON))[:PROMPT_WORDS]
+    scores: defaultdict[Parts, float] = defaultdict(float)
+    for word in takewhile(lambda _: goes_on(), wanted):
+        fitting = index.fitting(word)
+        weight = math.log(1 + len(files) / (1 + len(fitting)))
+        for place, score in fitting.items():
+            scores[place] += score * weight
+    named = set(re.findall(r"[\w$./-]+", prompt))
+    about_tests = bool(TESTS.intersection(wanted))
+    hits = [
+        Hit(
+            place,
+            index.adjusted(place, scores[place], named, about_tests=about_tests),
+            index.shown(place, wanted, named),
+        )
+        for place in takewhile(lambda _: goes_on(), files)
+        if scores[place] or index.is_named(place, named)
+    ]
+    return sorted(hits, key=lambda h: (-h.score, len(h.place), h.place))
+
+
+class _Index:
+    """Which words stand where."""
+
+    def __init__(self, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool]) -> None:
+        self._files = files
+        self._by_word: defaultdict[str, dict[Parts, float]] = defaultdict(dict)
+        for place, symbols in takewhile(lambda _: goes_on(), files.items()):
+            self._add(words_of(place[-1]), place, IN_NAME)
+            self._add((w for folder in place[:-1] for w in words_of(folder)), place, IN_FOLDER)
+            self._add((w for symbol in symbols for w in words_of(symbol)), place, IN_SYMBOL)
+
+    def _add(self, words: Iterable[str], place: Parts, score: float) -> None:
+        for word in words:
+            known = self._by_word[word]
+            known[place] = max(known.get(place, 0.0), score)
+
+    def fitting(self, word: str) -> dict[Parts, float]:
+        """Return the files that a word fits and how well; the nearest spelling when there are none."""
+        found = dict(self._by_word.get(word, {}))
+        if len(word) >= SHORTEST_STEM_CHARS:
+            for known, places in self._by_word.items():
+                if (
+                    known != word
+                    and len(known) >= SHORTEST_STEM_CHARS
+                    and (known.startswith(word) or word.startswith(known))
+                ):
+                    for place, score in places.items():
+                        found[place] = max(found.get(place, 0.0), score * BEGINNING)
+        if not found and SHORTEST_STEM_CHARS < len(word) <= SPELLED_CHARS:
+            near = [known for known in self._by_word if known[:1] == word[:1] and abs(len(known) - len(word)) <= 2]  # noqa: PLR2004
+            for known in get_close_matches(word, near[:NEAR], n=1, cutoff=NEAR_RATIO):
+                found = {place: score * BEGINNING for place, score in self._by_word[known].items()}
+        return found
+
+    def is_named(self, place: Parts, named: set[str]) -> bool:
+        """Return whether the description spells out a file, its path, or a name that it defines."""
+        return not named.isdisjoint([place[-1], "/".join(place), *self._files[place]])
+
+    def adjusted(self, place: Parts, score: float, named: set[str], *, about_tests: bool) -> float:
+        """Return the score of a file after what holds for it as a whole."""
+        if not named.isdisjoint([place[-1], "/".join(place)]):
+            score += NAMED
+        elif not named.isdisjoint([s for s in self._files[place] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
+            score += WHOLE_SYMBOL
+        is_test = any(TESTS & set(re.split(r"[._-]", part.lower())) for part in place)
+        return score / 2 if is_test and not about_tests else score
+
+    def shown(self, place: Parts, wanted: list[str], named: set[str]) -> tuple[str, ...]:
+        """Return the names in a file that fit."""
+        fitting = [s for s in self._files[place] if s in named or not set(wanted).isdisjoint(words_of(s))]
+        return tuple(fitting[:SHOWN_SYMBOLS])
+
+
+SUBTREE_TOKENS = 4_000
+"""An overview that is paid for at each further step."""
+SUBTREE_TOKENS_MAX = 20_000
+"""A tenth or less of a context window."""
+SUBTREE_SOURCES = 3_000
+"""Reading the symbols of so many files takes a second or two."""
+
+MORE = " ..."
+# fmt: off
+UNIMPORTANT = (
+    ".png", ".jpg", ".jpeg", ".gif", ".webp", ".ico", ".svg", ".bmp", ".tiff", ".mp3", ".mp4", ".wav", ".mov", ".webm",
+    ".woff", ".woff2", ".ttf", ".otf", ".eot", ".pdf", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".tar", ".jar",
+    ".pyc", ".o", ".a", ".so", ".dll", ".dylib", ".exe", ".class", ".wasm", ".bin", ".db", ".sqlite", ".parquet",
+    ".lock", "-lock.json", "-lock.yaml", ".min.js", ".min.css", ".map", ".snap", ".log", ".csv", ".tsv",
+)
+"""How the names of files end that say little about a project."""
+# fmt: on
+
+
+@frozen
+class TreeNode:
+    """One line of a tree: its place, and whether it is a folder."""
+
+    place: Parts
+    is_folder: bool
+
+    def line(self, depth: int, more: str = "") -> str:
+        """Return the line that shows it."""
+        return f"{' ' * (len(self.place) - depth - 1)}{shown(self.place[-1])}{'/' if self.is_folder else ''}{more}\n"
+
+
+def subtree_tool(root: Root) -> Tool:
+    """Return the tool that shows the tree below *root*."""
+
+    @tool(
+        category="read",
+        annotations=ToolAnnotations(read_only=True, idempotent=True),
+        parallel_safe=True,
+        aliases={"paths": ("path",)},
+    )
+    def read_subtree(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        paths: Annotated[list[str] | None, Field(json_schema_extra={"maxItems": READ_PATHS})] = None,
+        max_tokens: Annotated[int, up_to(SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
+    ) -> list[dict[str, Any]]:
+        """
+        Show folders as trees, with the top-level names of source files, within a budget of tokens.
+
+        Usage:
+            - Call it without `paths` first, to get an overview of the whole project.
+            - Then ask for the folders of interest, where more detail fits into the budget.
+
+        Examples:
+            {}
+            {"paths": ["src/server", "src/client"], "max_tokens": 8000}
+
+        When not to use:
+            - To find files by name, use `glob`, or `find_files` with a description.
+            - To read files, use `read_files`.
+
+        Notes:
+            - Each path gives an entry: a folder `printed_tree`, a file its top-level names in `variables`, or `error`.
+            - In a tree one blank per level; a file's names follow on its line.
+            - `truncation_level` and `message` say what was dropped: unimportant files, names (`tokens`), deep entries
+              (`depth-based`).
+            - What `.gitignore` files leave out, `.git`, files with secrets and symbolic links are not shown.
+
+        Args:
+            paths: Folders or files, relative to the root folder; the root folder by default.
+            max_tokens: How much to show in all, in tokens of about four characters.
+        """
+        wanted = list(dict.fromkeys(p.rstrip("/") or p or "." for p in paths or ["."]))
+        shown, refused = wanted[:READ_PATHS], wanted[READ_PATHS:]
+        budget = WalkBudget(cancelled=ctx.cancelled)
+        notes = over_bound("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
+        entries, left = [], min(max_tokens, SUBTREE_TOKENS_MAX)
+        for number, path in enumerate(shown):
+            entry = _entry(root, path, left // (len(shown) - number), budget)
+            left -= entry.pop("spent", 0)
+            if notes and "error" not in entry:
+                entry["message"] = "; ".join([*notes, *([entry["message"]] if "message" in entry else [])])
+            entries.append(entry)
+        return entries + [{"path": path, "error": TOO_MANY.format(READ_PATHS)} for path in refused]
+
+    return read_subtree
+
+
+def _entry(root: Root, path: str, max_tokens: int, budget: WalkBudget) -> dict[str, Any]:
+    try:
+        opened = root.open_folder(path)
+    except ToolError as error:
+        return _file_entry(root, path, max_tokens, error)
+    try:
+        made = _Tree(root, opened, budget).entry(max_tokens)
+    finally:
+        calls.close(opened.fd)
+    return {"path": display(opened.parts), **made, "spent": made["token_count"]}
+
+
+def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> dict[str, object]:
+    try:
+        opened = root.open_file(path)
+    except ToolError as error:
+        return {"path": path, "error": error.message}
+    except OSError:
+        return {"path": path, "error": problem.message}
+    calls.close(opened.fd)
+    names, kept, used = symbols_of(root, opened.parts), list[str](), 0
+    for name in names:
+        used += len(name) + 1
+        if used > max_tokens * CHARS_PER_TOKEN:
+            break
+        kept.append(name)
+    entry: dict[str, object] = {"path": display(opened.parts), "type": "file", "variables": kept}
+    if len(kept) < len(names):
+        entry["message"] = f"dropped: {len(names) - len(kept)} more names"
+    return {**entry, "spent": estimate_tokens(" ".join(kept))}
+
+
+class _Tree:
+    """What is below one folder, and how much of it fits."""
+
+    def __init__(self, root: Root, opened: OpenedFolder, budget: WalkBudget) -> None:
+        self._root = root
+        self._depth = len(opened.parts)
+        self._budget = budget
+        with closing(visible(root, opened, budget)) as entries:
+            self._all = [TreeNode(place, is_folder) for place, _, is_folder in entries]
+        self._cut = budget.cut
+
+    def entry(self, max_tokens: int) -> dict[str, Any]:
+        """Return the tree: whole, or without unimportant files, or without names, or without deep entries."""
+        room = max_tokens * CHARS_PER_TOKEN
+        lean = [n for n in self._all if n.is_folder or not n.place[-1].lower().endswith(UNIMPORTANT)]
+        dropped: list[str] = []
+        nodes, names, level = self._all, dict[Parts, str](), "none"
+        if self._size(lean) > room:
+            nodes, level, note = self._shallow(lean, room)
+            dropped.append(note)
+        else:
+            names, missing = self._names(lean, room - self._size(lean))
+            if missing:
+                level = "tokens"
+                dropped.append(f"the names of {missing:,} source files")
+            if missing or self._size(nodes) + sum(map(len, names.values())) > room:
+                nodes, level = lean, level if missing else "unimportant-files"
+        if len(lean) < len(self._all) and nodes is not self._all:
+            dropped.insert(0, f"{len(self._all) - len(lean):,} unimportant files")
+        text = self._text(nodes, names)
+        result = {
+            "type": "directory",
+            "printed_tree": text,
+            "token_count": estimate_tokens(text),
+            "truncation_level": level,
+        }
+        notes = [f"dropped: {', '.join(dropped)}"] if dropped else []
+        notes += [f"incomplete: {self._cut}"] if self._cut else []
+        notes += left_out()
+        return {**result, "message": "; ".join(notes)} if notes else result
+
+    def _size(self, nodes: list[TreeNode]) -> int:
+        return sum(len(n.line(self._depth)) for n in nodes)
+
+    def _names(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:
+        """Return the names of as many source files as fit, shallow ones first, and how many have to do without."""
+        sources = sorted((len(n.place), n.place) for n in nodes if not n.is_folder and has_symbols(n.place[-1]))
+        found: dict[Parts, str] = {}
+        for number, (_, place) in enumerate(sources):
+            if room <= len(MORE) or number >= SUBTREE_SOURCES or not self._budget.check_time():
+                return found, len(sources) - len(found)
+            text = "".join(f" {name}" for name in symbols_of(self._root, place))
+            if len(text) <= room:
+                found[place] = text
+                room -= len(text)
+        return found, len(sources) - len(found)
+
+    def _shallow(self, nodes: list[TreeNode], room: int) -> tuple[list[TreeNode], str, str]:
+        """Return what fits when everything below some depth is dropped; in a very wide folder, the first entries."""
+        sizes: Counter[int] = Counter()
+        for node in nodes:
+            sizes[len(node.place)] += len(node.line(self._depth)) + (len(MORE) if node.is_folder else 0)
+        deepest, used = self._depth, 0
+        while used + sizes[deepest + 1] <= room and deepest < max(sizes, default=deepest):
+            deepest += 1
+            used += sizes[deepest]
+        if deepest > self._depth:
+            kept = [n for n in nodes if len(n.place) <= deepest]
+            note = f"{len(nodes) - len(kept):,} entries more than {deepest - self._depth} levels down, and all names"
+            return kept, "depth-based", note
+        kept = []
+        for node in (n for n in nodes if len(n.place) == self._depth + 1):
+            used += len(node.line(self._depth)) + len(MORE)
+            if used > room:
+                break
+            kept.append(node)
+        return kept, "depth-based", f"all but the first {len(kept):,} of {len(nodes):,} entries, and all names"
+
+    def _text(self, nodes: list[TreeNode], names: dict[Parts, str]) -> str:
+        """Return the tree; a folder whose content was dropped ends in ``...``."""
+        filled = {n.place[:-1] for n in nodes}
+        hollow = {n.place[:-1] for n in self._all} - filled
+        return "".join(
+            n.line(self._depth, names.get(n.place, MORE if n.is_folder and n.place in hollow else "")) for n in nodes
+        )

@@ -1,0 +1,433 @@
+"""
+``code_search`` by ripgrep, and in Python where ripgrep is missing.
+
+ripgrep gets a fixed command line, and every line that it reports is read again by our own walk: it walks by path, so a
+folder that is swapped for a link while it runs could lead it out of the root. What is shown is therefore not its output
+but the lines of files that the walk has opened, where they are the same.
+
+In Python, a regular expression can take exponential time, and nothing can stop it; ``safe_columns`` refuses those.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import json
+import os
+import re
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.alike import list_names
+from stepengine.errors import ToolError, WorkspaceLost
+from stepengine.tools.bundled.search.hits import SEARCH_FILE_BYTES, FileHits, SearchFlags, Sources
+from stepengine.tools.bundled.search.ignore import Ignore
+from stepengine.tools.conversion import ERROR_CHARS
+from stepengine.workspace import calls
+from stepengine.workspace.calls import FOLDER, Fd
+from stepengine.workspace.environment import MARKER, SUPERVISOR
+from stepengine.workspace.far import Elsewhere, Far
+from stepengine.workspace.patterns import SEARCH_COLUMNS, IgnorePattern, safe_columns
+from stepengine.workspace.walk import WalkBudget, walk
+
+if TYPE_CHECKING:
+    from stepengine.workspace.root import OpenedFolder, Root
+
+__all__ = (
+    "HIDDEN_SEARCHED",
+    "Ripgrep",
+    "find_ripgrep",
+    "python_hits",
+)
+
+SEARCH_PATTERN_CHARS = 512
+"""Far longer than patterns are; Python's search takes time that grows with them."""
+
+SHORT_LINE = 32
+"""No pattern that is let through takes noticeable time for such a line; for a longer one the time is checked each time."""
+HIDDEN_SEARCHED = (".agents", ".claude", ".github", ".gitlab", ".circleci", ".husky")
+"""Hidden folders that are searched when they are directly in the folder of the search."""
+
+# fmt: off
+TYPES: dict[str, tuple[str, ...]] = {
+    "c": ("*.c", "*.h"), "cpp": ("*.cpp", "*.cc", "*.cxx", "*.hpp", "*.hh", "*.hxx", "*.h"), "cs": ("*.cs",),
+    "css": ("*.css", "*.scss"), "go": ("*.go",), "html": ("*.html", "*.htm"), "java": ("*.java",),
+    "js": ("*.js", "*.jsx", "*.mjs", "*.cjs", "*.vue"), "json": ("*.json",), "kotlin": ("*.kt", "*.kts"), "lua": ("*.lua",),
+    "markdown": ("*.md", "*.markdown"), "md": ("*.md", "*.markdown"), "php": ("*.php",), "py": ("*.py", "*.pyi"),
+    "python": ("*.py", "*.pyi"), "ruby": ("*.rb",), "rust": ("*.rs",), "scala": ("*.scala",), "sh": ("*.sh", "*.bash", "*.zsh"),
+    "sql": ("*.sql",), "swift": ("*.swift",), "toml": ("*.toml",), "ts": ("*.ts", "*.tsx", "*.mts", "*.cts"),
+    "txt": ("*.txt",), "xml": ("*.xml",), "yaml": ("*.yaml", "*.yml"),
+}
+# fmt: on
+
+
+def python_hits(
+    root: Root, base: OpenedFolder, pattern: str, flags: SearchFlags, *, per_file: int, budget: WalkBudget
+) -> Generator[FileHits, None, None]:
+    """
+    Yield the files with matches below a folder.
+
+    Raises:
+        ToolError: for a pattern or flag that Python cannot be trusted with.
+    """
+    test = _line_test(pattern, flags)
+    wanted = _file_test(flags)
+    ignore = Ignore(root, budget)
+    sources = Sources(root, ignore)
+    depth = len(base.parts)
+
+    def enter(place: tuple[str, ...], _: Fd) -> bool:
+        hidden = place[-1].startswith(".") and not (len(place) == depth + 1 and place[-1] in HIDDEN_SEARCHED)
+        return not hidden and not root.withholds(place) and not ignore.is_ignored(place, is_folder=True)
+
+    with closing(walk(root.holds, base.fd, base.parts, budget, enter)) as entries:
+        for place, entry in entries:
+            if entry.is_dir(follow_symlinks=False) or place[-1].startswith(".") or not wanted(place):
+                continue
+            if entry.stat(follow_symlinks=False).st_size > SEARCH_FILE_BYTES:
+                continue
+            lines = sources.lines(place)
+            if lines is not None:
+                found = _search(lines, test, flags, per_file, budget)
+                if found[0]:
+                    yield FileHits(place, lines, *found)
+            if budget.cut:
+                return
+
+
+def _search(
+    lines: list[str], test: Callable[[str], bool], flags: SearchFlags, per_file: int, budget: WalkBudget
+) -> tuple[list[tuple[int, int]], int]:
+    spans: list[tuple[int, int]] = []
+    total = 0
+    for number in range(len(lines)):
+        is_long = len(lines[number]) > SHORT_LINE
+        if (is_long or not number % 1000) and not budget.check_time():
+            break
+        if test(lines[number]) is not flags.invert:
+            total += 1
+            if len(spans) <= per_file:
+                spans.append((number, 1))
+            elif not flags.count:
+                break
+            if flags.names_only or total == flags.max_count:
+                break
+    return spans, total
+
+
+def _line_test(pattern: str, flags: SearchFlags) -> Callable[[str], bool]:
+    if flags.multiline:
+        msg = "-U needs ripgrep, which is not installed here (pip install 'stepengine[search]'); search for one line of it"
+        raise ToolError(msg)
+    if len(pattern) > SEARCH_PATTERN_CHARS:
+        msg = f"without ripgrep a pattern has at most {SEARCH_PATTERN_CHARS} characters"
+        raise ToolError(msg)
+    source = re.escape(pattern) if flags.fixed else pattern
+    columns = SEARCH_COLUMNS if flags.fixed else safe_columns(source)
+    if flags.word:
+        source = rf"(?<!\w)(?:{source})(?!\w)"
+    ignore_case = flags.case == "i" or (flags.case == "S" and not any(c.isupper() for c in pattern))
+    compiled = re.compile(source, re.IGNORECASE if ignore_case else 0)
+    search = compiled.fullmatch if flags.whole_line else compiled.search
+    return lambda line: search(line[:columns]) is not None
+
+
+def _file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
+    """Return which files the flags ask for."""
+    types, not_types = _endings(flags.types), _endings(flags.not_types)
+    globs = [(not g.startswith("!"), IgnorePattern(g.removeprefix("!"))) for g in flags.globs]
+    only = any(positive for positive, _ in globs)
+
+    def wanted(parts: tuple[str, ...]) -> bool:
+        if (flags.types and not parts[-1].endswith(types)) or parts[-1].endswith(not_types):
+            return False
+        verdicts = [positive for positive, pattern in globs if pattern.covers(parts)]
+        return verdicts[-1] if verdicts else not only
+
+    return wanted
+
+
+def _endings(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return how the names of files of some types end."""
+    unknown = [n for n in names if n not in TYPES]
+    if unknown:
+        msg = f"the file type {unknown[0]!r} is not known; these are: {list_names(TYPES, unknown[0])}"
+        raise ToolError(msg)
+    return tuple([glob.removeprefix("*") for n in names for glob in TYPES[n]])
+
+
+POLL_SECONDS = 0.1
+"""How late a cancelled search ends: a person hardly notices it."""
+OUTPUT_LINE_BYTES = 16 * 1024 * 1024
+"""A line of a file of 4 MiB as JSON with escapes."""
+EXIT = re.compile(rb"(?:pid [0-9]{1,10}\n)?(?:exit|signal) ([0-9]{1,5})\n")
+CHUNK_BYTES = 65_536
+"""The size of a pipe on Linux, which no read exceeds."""
+FAILED_CODE = 2
+"""Ripgrep documents 2 as its exit code for an error."""
+FIXED = (
+    "--no-config",
+    "--no-follow",
+    "--json",
+    "--max-columns=2000",
+    f"--max-filesize={SEARCH_FILE_BYTES}",
+    "--regex-size-limit=10M",
+    "--sort=path",
+    "--no-require-git",
+    "--no-ignore-parent",
+    "--no-ignore-dot",
+    "--no-ignore-global",
+    "--no-ignore-exclude",
+    "--no-messages",
+)
+
+
+def find_ripgrep(root: Sequence[str], system: Elsewhere | None = None) -> str | None:
+    """Return the path of ``rg`` where the root is, beside the interpreter or on the search path, unless it lies below the root."""
+    if system is not None:
+        given, _, _ = system.variables(("PATH",))
+        return system.which("rg", given.get("PATH", "").split(os.pathsep), root)
+    beside = str(Path(sys.executable).parent)
+    for folders in (beside, None):
+        found = shutil.which("rg", path=folders)
+        if found and tuple(os.path.realpath(found).split("/")[1 : len(root) + 1]) != tuple(root):
+            return os.path.realpath(found)
+    return None
+
+
+class Ripgrep:
+    """
+    One search.
+
+    Attributes:
+        problems: What ripgrep said on its error stream, at most 4,000 characters.
+    """
+
+    def __init__(self, program: str, root: Root, base: OpenedFolder) -> None:
+        self._program = program
+        self._root = root
+        self._base = base
+        self._errors = b""
+        self._code: int | None = None
+
+    @property
+    def problems(self) -> str:
+        """What ripgrep said on its error stream, at most 4,000 characters."""
+        return self._errors[: ERROR_CHARS * 4].decode("utf-8", "replace")[:ERROR_CHARS].strip()
+
+    def hits(
+        self, pattern: str, flags: SearchFlags, per_file: int, budget: WalkBudget
+    ) -> Generator[FileHits, None, None]:
+        """
+        Yield the files with matches, as the walk sees them.
+
+        Raises:
+            ToolError: when ripgrep refuses the pattern or a file type.
+        """
+        spans: list[tuple[int, str]] = []
+        sources = Sources(self._root, Ignore(self._root, budget))
+        for event in self._events(self._command(pattern, flags, per_file), budget):
+            kind, data = event.get("type"), event.get("data", {})
+            if kind == "begin":
+                spans = []
+            elif kind == "match":
+                spans.append((int(data["line_number"]) - 1, _text(data["lines"])))
+            elif kind == "end":
+                found = self._verified(sources, _text(data["path"]), spans, int(data["stats"]["matched_lines"]))
+                if found is not None:
+                    yield found
+        if self._code == FAILED_CODE and self._errors:
+            msg = f"the search failed: {self.problems}"
+            raise ToolError(msg)
+
+    def _command(self, pattern: str, flags: SearchFlags, per_file: int) -> list[str]:
+        switches = {
+            "--word-regexp": flags.word,
+            "--fixed-strings": flags.fixed,
+            "--line-regexp": flags.whole_line,
+            "--multiline": flags.multiline,
+            "--invert-match": flags.invert,
+        }
+        limit = flags.max_count if flags.count else 1 if flags.names_only else per_file + 1
+        secrets = () if self._root.secrets.has_exceptions else self._root.secrets.patterns
+        return [
+            self._program,
+            *FIXED,
+            *([f"-{flags.case}"] if flags.case else []),
+            *[name for name, is_set in switches.items() if is_set],
+            *[f"--type={t}" for t in flags.types],
+            *[f"--type-not={t}" for t in flags.not_types],
+            *[f"--glob={g}" for g in flags.globs],
+            *[f"--iglob=!{p if '/' not in p.strip('/') else '**/' + p}" for p in secrets],
+            *([f"--max-count={limit}"] if limit else []),
+            f"--regexp={pattern}",
+            "--",
+            ".",
+            *[f"./{name}" for name in HIDDEN_SEARCHED if self._is_folder(name)],
+        ]
+
+    def _is_folder(self, name: str) -> bool:
+        try:
+            fd = calls.open_at(name, FOLDER, self._base.fd)
+        except OSError:
+            return False
+        calls.close(fd)
+        return True
+
+    def _verified(self, sources: Sources, path: str, spans: list[tuple[int, str]], total: int) -> FileHits | None:
+        """Return the matches whose lines our own walk finds in the same place."""
+        names = tuple(path.removeprefix("./").split("/"))
+        parts = (*self._base.parts, *names)
+        lines = sources.lines(parts)
+        if lines is None:
+            return None
+        same = [(first, n) for first, text in spans if (n := _same(lines, first, text))]
+        return FileHits(parts, lines, same, total) if same else None
+
+    def _events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
+        self._code = None
+        folder = self._base.fd
+        if isinstance(folder, Far):
+            with closing(self._lines_there(command, folder, budget)) as lines:
+                for line in lines:
+                    yield json.loads(line)
+            return
+        process = self._start(command, folder)
+        try:
+            for line in self._lines(process, budget):
+                yield json.loads(line)
+            if not budget.cut:
+                self._code = process.wait(timeout=5)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+    def _lines_there(self, command: list[str], at: Far, budget: WalkBudget) -> Generator[bytes, None, None]:
+        """Yield the lines of the output of a search elsewhere."""
+        heard, rest = _HeardOutput(at.system.name), b""
+        env = {"LC_ALL": "C.UTF-8", MARKER: secrets.token_hex(16)}
+        source = Path(SUPERVISOR).read_text(encoding="utf-8")
+        given = {"limits": "RLIMIT_CORE=0", "program": command[0], "argv": command, "env": env, "log": None}
+        running = at.system.spawn(at, heard, script=None, supervisor=source, **given)
+        try:
+            while self._code is None and budget.check_time():
+                stream, data = heard.next()
+                running.taken(len(data))
+                if stream == "err":
+                    self._errors = (self._errors + data)[: ERROR_CHARS * 4]
+                elif stream == "out":
+                    *whole, rest = (rest + data).split(b"\n")
+                    _check_line(rest)
+                    yield from whole
+                elif (found := EXIT.fullmatch(data)) is not None:
+                    self._code = int(found[1])
+        finally:
+            running.end()
+
+    def _start(self, command: list[str], at: int) -> subprocess.Popen[bytes]:
+        folder = f"/proc/self/fd/{at}"
+        by_path = Path(folder).exists()
+        return subprocess.Popen(  # noqa: S603  (a fixed program; no text of the model's can become a flag)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder if by_path else None,
+            preexec_fn=None if by_path else functools.partial(os.fchdir, at),  # noqa: PLW1509  (macOS only)
+            env={"LC_ALL": "C.UTF-8"},
+            start_new_session=True,
+        )
+
+    def _lines(self, process: subprocess.Popen[bytes], budget: WalkBudget) -> Iterator[bytes]:
+        """Yield the lines of the output for as long as there is time."""
+        if process.stdout is None or process.stderr is None:
+            return
+        out, err = process.stdout.fileno(), process.stderr.fileno()
+        open_ends, rest = {out, err}, b""
+        while out in open_ends and budget.check_time():
+            ready, _, _ = select.select(list(open_ends), [], [], POLL_SECONDS)
+            for fd in ready:
+                data = os.read(fd, CHUNK_BYTES)
+                if not data:
+                    open_ends.discard(fd)
+                elif fd == err:
+                    self._errors = (self._errors + data)[: ERROR_CHARS * 4]
+                else:
+                    *whole, rest = (rest + data).split(b"\n")
+                    yield from whole
+        while err in open_ends and not budget.cut and (data := os.read(err, CHUNK_BYTES)):
+            self._errors = (self._errors + data)[: ERROR_CHARS * 4]
+
+
+class _HeardOutput:
+    """Keeps what a search elsewhere prints until it is looked at; how much that can be, the connection bounds."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
+
+    def printed(self, stream: str, data: bytes) -> None:
+        """Take what it printed, or what its supervisor says."""
+        self._queue.put((stream, data))
+
+    def closed(self, stream: str) -> None:
+        """Take note of nothing: how it ended, its supervisor says."""
+
+    def gone(self, code: int | None) -> None:
+        """Take note that it can say no more."""
+        self._queue.put(("gone", b""))
+
+    def next(self) -> tuple[str, bytes]:
+        """
+        Return a stream and what came from it; nothing of none after a moment in which nothing came.
+
+        Raises:
+            ToolError: when the search could not be started.
+            WorkspaceLost: when it was lost.
+        """
+        try:
+            stream, data = self._queue.get(timeout=POLL_SECONDS)
+        except Empty:
+            return "", b""
+        if stream == "gone":
+            msg = f"the workspace {self._name} was lost in the middle of a search"
+            raise WorkspaceLost(msg)
+        if stream == "line" and data.startswith(b"errno"):
+            msg = "the search failed: its program cannot be executed there"
+            raise ToolError(msg)
+        return stream, data
+
+
+def _check_line(rest: bytes) -> None:
+    if len(rest) > OUTPUT_LINE_BYTES:
+        msg = f"the search there printed a line of more than {OUTPUT_LINE_BYTES:,} bytes"
+        raise ToolError(msg)
+
+
+def _text(value: Any) -> str:
+    if "text" in value:
+        return str(value["text"])
+    return base64.b64decode(value["bytes"]).decode("utf-8", "surrogateescape")
+
+
+def _same(lines: list[str], first: int, text: str) -> int:
+    """Return over how many lines a reported text goes, or 0 when they are not what the walk found."""
+    reported = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    found = lines[first : first + len(reported)]
+    if first == 0 and found:
+        found[0], reported[0] = found[0].removeprefix("\ufeff"), reported[0].removeprefix("\ufeff")
+    return len(reported) if found == reported else 0

@@ -1,0 +1,172 @@
+"""``glob`` and ``code_search``, and with ``find_files`` the whole set: finding files and text below a root."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from stepengine.errors import ToolError
+from stepengine.tools.bundled.bounds import over_bound, up_to
+from stepengine.tools.bundled.files.reading import READS
+from stepengine.tools.bundled.search.hits import SEARCH_MATCHES, MatchReport, SearchFlags, parse_flags
+from stepengine.tools.bundled.search.ignore import visible
+from stepengine.tools.bundled.search.overview import finding_tool
+from stepengine.tools.bundled.search.ripgrep import Ripgrep, find_ripgrep, python_hits
+from stepengine.tools.context import ToolContext
+from stepengine.tools.decorator import tool
+from stepengine.tools.definition import Tool
+from stepengine.workspace import calls
+from stepengine.workspace.guard import left_out
+from stepengine.workspace.paths import display
+from stepengine.workspace.patterns import GlobPattern
+from stepengine.workspace.root import Root
+from stepengine.workspace.walk import WalkBudget
+
+__all__ = ("searching_tools",)
+
+SEARCH_MATCHES_PER_FILE = 15
+"""Further ones in the same file are mostly of the same kind."""
+SEARCH_SECONDS = 10.0
+"""A repository is searched in a second; a model waits no longer for one of its many searches."""
+GLOB_RESULTS = 100
+"""About 2,000 tokens of paths."""
+
+FILES_SEEN = 200_000
+"""About as many as are listed within the seconds of a search."""
+GLOB_MAX_RESULTS = 2_000
+"""About 40,000 tokens of paths, for a model that asks for them."""
+
+
+def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
+    """Return the tools that search below *root*."""
+    ripgrep = None if prefer_python else find_ripgrep(root.real, root.system)
+
+    @tool(category="read", annotations=READS, parallel_safe=True)
+    def glob(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        pattern: Annotated[str, Field(min_length=1)],
+        cwd: str | None = None,
+        max_results: Annotated[int, up_to(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
+    ) -> dict[str, Any]:
+        """
+        Find files by a pattern for their path, newest first.
+
+        Usage:
+            - `*` stands for any part of a name, `**` for any folders, `?` for one character, `{a,b}` for alternatives.
+            - A pattern without `**/` looks only directly in the folder: `*.py` there, `**/*.py` everywhere.
+
+        Examples:
+            {"pattern": "**/*.py"}
+            {"pattern": "**/*.{ts,tsx}", "cwd": "web", "max_results": 20}
+
+        When not to use:
+            - To find text in files, use `code_search`.
+            - To see one folder, use `list_directory`.
+
+        Notes:
+            - `count` is the number of all matches, `files` holds at most `max_results` of them.
+            - What `.gitignore` files leave out, `.git`, files with secrets and symbolic links are not found.
+            - At most 20,000 entries are looked at, for 10 seconds; `message` says when that was not enough.
+
+        Args:
+            pattern: The pattern, relative to `cwd`.
+            cwd: The folder to look in, relative to the root folder; the root folder by default.
+            max_results: How many files to return at most.
+        """
+        return _globbed(root, GlobPattern(pattern), cwd or ".", max_results, WalkBudget(cancelled=ctx.cancelled))
+
+    @tool(category="read", annotations=READS, parallel_safe=True)
+    def code_search(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        pattern: Annotated[str, Field(min_length=1)],
+        flags: str = "",
+        cwd: str | None = None,
+        max_results: Annotated[int, up_to(SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
+    ) -> dict[str, Any]:
+        """
+        Search the text of files with a regular expression.
+
+        Usage:
+            - `stdout` shows each file with its matching lines and their numbers, counting from 1: to read on there, pass such a
+              number to `read_files` as `offset`.
+            - Narrow a search down with `-g` and `-t` in `flags`, or with `cwd`.
+
+        Examples:
+            {"pattern": "def main", "flags": "-g *.py"}
+            {"pattern": "TimeoutError", "flags": "-w -t py -C 2", "cwd": "src", "max_results": 5}
+
+        When not to use:
+            - To find files by name, use `glob`.
+            - To read a file that you know, use `read_files`.
+
+        Notes:
+            - Flags: -i ignore case, -s respect it, -S respect it for patterns with upper case, -w whole words, -F plain text,
+              -x whole lines, -U across lines, -v lines without a match, -c count, -l names only, -t TYPE and -T TYPE file types,
+              -g GLOB, -A N, -B N, -C N lines around a match, -m N matches per file, also by their long names in ripgrep, such as
+              --type-not. Others are refused.
+            - At most 250 matches and 20,000 characters, for 10 seconds; files over 4 MiB and binary files are left out.
+            - What `.gitignore` files leave out, hidden files and files with secrets are not searched.
+
+        Args:
+            pattern: The regular expression; plain text with the flag -F.
+            flags: Flags as in ripgrep, separated by blanks.
+            cwd: The folder to search, relative to the root folder; the root folder by default.
+            max_results: How many matches to show per file at most.
+        """
+        wanted = parse_flags(flags)
+        if "\n" in pattern and not wanted.multiline:
+            msg = "a pattern across lines needs the flag -U"
+            raise ToolError(msg)
+        budget = WalkBudget(FILES_SEEN, SEARCH_SECONDS, ctx.cancelled)
+        return _searched(root, ripgrep, pattern, wanted, cwd or ".", max_results, budget)
+
+    return [glob, code_search, finding_tool(root)]
+
+
+def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: WalkBudget) -> dict[str, object]:
+    opened = root.open_folder(cwd)
+    depth = len(opened.parts)
+    found: list[tuple[int, tuple[str, ...]]] = []
+    try:
+        with closing(visible(root, opened, budget, lambda place: pattern.match(place[depth:]))) as entries:
+            for place, entry, is_folder in entries:
+                if not is_folder:
+                    found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, place))
+    finally:
+        calls.close(opened.fd)
+    found.sort()
+    most = min(max_results, GLOB_MAX_RESULTS)
+    notes = [f"Found {len(found):,} file{'' if len(found) == 1 else 's'}"]
+    notes += over_bound("max_results", max_results, GLOB_MAX_RESULTS)
+    if len(found) > most:
+        notes.append(f"the newest {most} are shown")
+    if budget.cut:
+        notes.append(f"incomplete: {budget.cut}")
+    notes += left_out()
+    files = [display(place) for _, place in found[:most]]
+    return {"files": files, "count": len(found), "message": "; ".join(notes)}
+
+
+def _searched(  # noqa: PLR0917  (one call, spelled out)
+    root: Root, ripgrep: str | None, pattern: str, flags: SearchFlags, cwd: str, max_results: int, budget: WalkBudget
+) -> dict[str, object]:
+    most = min(max_results, SEARCH_MATCHES)
+    report = MatchReport(flags, most, over_bound("max_results", max_results, SEARCH_MATCHES))
+    opened = root.open_folder(cwd)
+    engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)
+    try:
+        hits = (
+            python_hits(root, opened, pattern, flags, per_file=most, budget=budget)
+            if engine is None
+            else engine.hits(pattern, flags, most, budget)
+        )
+        with closing(hits):
+            for found in hits:
+                if not report.add(found):
+                    break
+    finally:
+        calls.close(opened.fd)
+    report.stopped = report.stopped or budget.cut
+    return report.result("" if engine is None else engine.problems)

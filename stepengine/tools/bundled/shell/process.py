@@ -1,0 +1,702 @@
+"""
+One command: started by its supervisor, read without blocking, and ended with everything that it started.
+
+The supervisor waits for the command only when all of it is to end, so the number of its group cannot belong to anybody
+else. Should the command kill its supervisor, what is left is found by the marker in its environment,
+on Linux only and as far as it did not clear it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from attrs import frozen
+
+from stepengine.errors import ToolError, UnknownOutcome, WorkspaceLost
+from stepengine.tools.bundled.shell.output import Capture
+from stepengine.workspace.calls import Fd
+from stepengine.workspace.environment import MARKER, SUPERVISOR
+from stepengine.workspace.far import Elsewhere, Far, Spawned
+
+__all__ = (
+    "CommandProcess",
+    "CommandStart",
+    "Ending",
+    "end_marked",
+    "marked",
+    "start",
+    "to_the_end",
+)
+
+COMMAND_CHARS = 50_000
+"""About 12,000 tokens of each stream: its head and its tail, where errors are."""
+COMMAND_OUTPUT_BYTES = 64 * 1024 * 1024
+"""No command that ends prints as much; one that prints for ever is ended."""
+COMMAND_DRAIN_SECONDS = 0.2
+"""What a command printed last is in the pipe; a child that holds it open may print for ever."""
+COMMAND_TERM_SECONDS = 1.5
+"""Programs that clean up after SIGTERM do it in a moment; then they are killed."""
+
+CHUNK_BYTES = 65_536
+"""The size of a pipe on Linux, which no read exceeds."""
+DRAIN_READS = 32
+"""A pipe holds less; more comes from a child that holds it open."""
+POLL_SECONDS = 0.02
+"""How late the end of a command is noticed where nothing reports it: nobody sees it."""
+DEATH_SECONDS = 5.0
+"""More than the supervisor takes to kill everything."""
+SAID_BYTES = 4_096
+"""A line of the supervisor has some dozen bytes; this is what a read of it may hold."""
+NUMBER_DIGITS = 10
+"""Numbers of processes and exit codes have at most ten."""
+START_SECONDS = 30.0
+"""Starting takes milliseconds; a machine without memory may take long, and must not hold a run."""
+FULL = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
+FULL_SECONDS = 10.0
+"""A machine that cannot start another process may be able to again soon, when one of its commands has ended."""
+REASONS = {
+    errno.ENOENT: "it, or the interpreter that its first line names, does not exist",
+    errno.EACCES: "it is not executable",
+    errno.ENOEXEC: "it is no program of this system, and has no first line such as #!/bin/sh that names an interpreter",
+    errno.E2BIG: "its arguments and environment are too large",
+}
+
+
+@frozen(kw_only=True)
+class CommandStart:
+    """
+    What is started.
+
+    Attributes:
+        program: Path of the program.
+        argv: What it is given, its own name first.
+        env: Its environment.
+        folder: Descriptor of the folder that it works in.
+        limits: Limits as the supervisor takes them.
+        script: What it reads from the descriptor that ``{script}`` in *argv* stands for.
+        sink: Is given the bytes of both streams as they come.
+        shows: Is given the text as it comes.
+        reads: Is given the bytes of the standard output alone as they come.
+        log: The file that both streams are written to, where the command runs elsewhere; ``""`` for none.
+    """
+
+    program: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    folder: Fd
+    limits: str = ""
+    script: bytes | None = None
+    sink: Callable[[bytes], None] | None = None
+    shows: Callable[[str], None] | None = None
+    reads: Callable[[bytes], None] | None = None
+    log: str = ""
+
+
+@frozen
+class Ending:
+    """How a command ended: its exit code or the signal that ended it."""
+
+    code: int | None
+    signal: str | None
+
+
+async def to_the_end(work: asyncio.Task[Any]) -> None:
+    """Wait for a task however often this one is cancelled; a cancellation is passed on afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait((work,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    work.result()
+
+
+async def start(what: CommandStart) -> CommandProcess:
+    """
+    Start a command.
+
+    When this process has no free descriptors or processes, it is tried again for 10 seconds.
+
+    Raises:
+        ToolError: when the program cannot be executed.
+    """
+    process = await _patiently(what)
+    try:
+        await process.check(what)
+    except BaseException:
+        await to_the_end(asyncio.create_task(process.end()))
+        raise
+    return process
+
+
+async def _patiently(what: CommandStart) -> CommandProcess:
+    """Start the supervisor as soon as there are descriptors and processes for it."""
+    give_up = time.monotonic() + FULL_SECONDS
+    while True:
+        try:
+            folder = what.folder
+            return await _launched_there(what, folder) if isinstance(folder, Far) else _launched(what, folder)
+        except OSError as error:
+            if error.errno not in FULL or time.monotonic() > give_up:
+                msg = f"{what.argv[0]!r} could not be started: {error.strerror}"
+                raise ToolError(msg) from None
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _launched_there(what: CommandStart, folder: Far) -> CommandProcess:
+    """Start the supervisor where the folder is."""
+    child = _FarChild(folder.system, what.env)
+    given = {
+        "limits": what.limits,
+        "program": what.program,
+        "argv": list(what.argv),
+        "env": dict(what.env),
+        "log": what.log or None,
+    }
+    process = CommandProcess(child, what, time.monotonic())
+    try:
+        source = await asyncio.to_thread(Path(SUPERVISOR).read_text, "utf-8")
+        starting = asyncio.create_task(
+            asyncio.to_thread(folder.system.spawn, folder, child, script=what.script, supervisor=source, **given)
+        )
+        try:
+            child.spawned = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await to_the_end(starting)
+            child.spawned = starting.result()
+            await to_the_end(asyncio.create_task(process.end()))
+            raise
+    except OSError:
+        child.close()
+        raise
+    return process
+
+
+def _launched(what: CommandStart, folder: int) -> CommandProcess:
+    """Start the supervisor."""
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        made: list[int] = []
+        for _ in range(2):
+            read, write = os.pipe()
+            ours.callback(os.close, read)
+            theirs.callback(os.close, write)
+            made += [read, write]
+        out, out_end, err, err_end = made
+        line, line_end = socket.socketpair()
+        ours.callback(line.close)
+        theirs.callback(line_end.close)
+        passed = [line_end.fileno(), folder]
+        argv = what.argv
+        if what.script is not None:
+            script = theirs.enter_context(tempfile.TemporaryFile())
+            script.write(what.script)
+            script.seek(0)
+            passed.append(script.fileno())
+            argv = tuple([a.replace("{script}", f"/dev/fd/{script.fileno()}") for a in argv])
+        # Before it is started: on a busy machine it may have ended by the time that this goes on, and would have taken no time.
+        began = time.monotonic()
+        popen = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
+            [sys.executable, "-I", "-S", "-X", "utf8", SUPERVISOR, str(os.getpid()), str(line_end.fileno()),
+             str(folder), what.limits, what.program, *argv],
+            stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end, env=dict(what.env), pass_fds=passed,
+            start_new_session=True, umask=0o022,
+        )  # fmt: skip
+        ours.pop_all()
+    return CommandProcess(_LocalChild(popen, out, err, line.detach(), what.env), what, began)
+
+
+class _Pipe:
+    """One stream of a command, read by the event loop; callbacks run in no context of a call, so that it may outlive it."""
+
+    def __init__(self, fd: int, feed: Callable[[bytes], None], ends: Callable[[], None] | None = None) -> None:
+        self._fd = fd
+        self._feed = feed
+        self._ends = ends
+        self._loop = asyncio.get_running_loop()
+        self.closed = asyncio.Event()
+        os.set_blocking(fd, False)
+        Context().run(self._loop.add_reader, fd, self.read)
+
+    def read(self) -> bool:
+        """Read what is there; return whether there was something."""
+        if self.closed.is_set():
+            return False
+        try:
+            data = os.read(self._fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data:
+            self._feed(data)
+        else:
+            self.close()
+        return bool(data)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if not self.closed.is_set():
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self.closed.set()
+            if self._ends is not None:
+                self._ends()
+
+
+class SupervisedChild(Protocol):
+    """The supervisor of a command, and the command: where they run is known only here."""
+
+    def begin(self, process: CommandProcess) -> None:
+        """Have *process* told of what is printed, said and ended."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the supervisor will say nothing more."""
+
+    async def streams_closed(self) -> None:
+        """Wait until nobody holds the streams of the command any more."""
+
+    async def silent(self) -> None:
+        """Wait until the supervisor will say nothing more."""
+
+    def drain(self) -> None:
+        """Take what is there of the streams, but not what somebody may still write into them."""
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to the group of the command, as long as its number is the command's."""
+
+    def ask_end(self) -> None:
+        """Have the supervisor end everything."""
+
+    def kill(self, pid: int) -> None:
+        """Kill the command and its supervisor, which does not answer."""
+
+    async def leave(self) -> None:
+        """Wait for the supervisor; where it was killed, end what is left by what marks it."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
+class _LocalChild:
+    """A command of this system."""
+
+    def __init__(
+        self, supervisor: subprocess.Popen[bytes], out: int, err: int, line: int, env: Mapping[str, str]
+    ) -> None:
+        self._supervisor = supervisor
+        self._fds = out, err, line
+        self._env = env
+
+    def begin(self, process: CommandProcess) -> None:
+        """Read from the event loop."""
+        out, err, line = self._fds
+        self._out = _Pipe(out, lambda data: process.feed(process.out, data))
+        self._err = _Pipe(err, lambda data: process.feed(process.err, data))
+        self._line = _Pipe(line, process.told, process.silent)
+        self._captures = process.out, process.err
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the supervisor will say nothing more."""
+        return self._line.closed.is_set()
+
+    async def streams_closed(self) -> None:
+        """Wait until nobody holds the streams of the command any more."""
+        await self._out.closed.wait()
+        await self._err.closed.wait()
+
+    async def silent(self) -> None:
+        """Wait until the supervisor will say nothing more."""
+        await self._line.closed.wait()
+
+    def drain(self) -> None:
+        """Read what is in the pipes."""
+        for pipe, capture in zip((self._out, self._err), self._captures, strict=True):
+            for _ in range(DRAIN_READS):
+                if not pipe.read():
+                    break
+            if pipe.closed.is_set():
+                capture.end()
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to the group of the command."""
+        # While the supervisor lives, it has not waited for the command, and the number is the command's.
+        if self._supervisor.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
+
+    def ask_end(self) -> None:
+        """Have the supervisor end everything."""
+        with contextlib.suppress(OSError):  # it has ended just now
+            os.write(self._fds[2], b"end\n")
+
+    def kill(self, pid: int) -> None:
+        """Kill the command and its supervisor."""
+        if pid:
+            self.signal(pid, signal.SIGKILL)
+        self._supervisor.kill()
+        self._line.close()
+
+    async def leave(self) -> None:
+        """Wait for the supervisor."""
+        if self._supervisor.wait():
+            await end_marked(self._env)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._out.close()
+        self._err.close()
+
+
+class _FarChild:
+    """A command elsewhere; what is said of it comes in another thread, and is passed on to the event loop."""
+
+    def __init__(self, system: Elsewhere, env: Mapping[str, str]) -> None:
+        self.spawned: Spawned | None = None
+        self._system, self._env = system, env
+        self._loop = asyncio.get_running_loop()
+        self._out_closed, self._err_closed, self._line_closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._is_left = asyncio.Event()
+        self._code: int | None = None
+        self._is_closed = False
+        self._process: CommandProcess | None = None
+
+    # --- in the thread that reads ----
+
+    def printed(self, stream: str, data: bytes) -> None:
+        """Take what was printed."""
+        self._pass_on(self._take, stream, data)
+
+    def closed(self, stream: str) -> None:
+        """Take note of the end of a stream."""
+        self._pass_on(self._end, stream)
+
+    def gone(self, code: int | None) -> None:
+        """Take note of the end of the supervisor."""
+        self._pass_on(self._leave, code)
+
+    def _pass_on(self, do: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(do, *args, context=Context())
+
+    # --- on the event loop ----
+
+    def begin(self, process: CommandProcess) -> None:
+        """Have *process* told."""
+        self._process = process
+
+    def _take(self, stream: str, data: bytes) -> None:
+        process = self._process
+        if process is None or self._is_closed:
+            return
+        if stream == "line":
+            process.told(data)
+        else:
+            process.feed(process.out if stream == "out" else process.err, data)
+        if self.spawned is not None:
+            self.spawned.taken(len(data))
+
+    def _end(self, stream: str) -> None:
+        process = self._process
+        if process is None:
+            return
+        if stream == "line":
+            self._line_closed.set()
+            process.silent()
+        elif stream == "out":
+            self._out_closed.set()
+            process.out.end()
+        else:
+            self._err_closed.set()
+            process.err.end()
+
+    def _leave(self, code: int | None) -> None:
+        self._code = code
+        if code is None and self._process is not None and not self._line_closed.is_set():
+            self._process.is_lost = True
+        for stream in ("out", "err", "line"):
+            self._end(stream)
+        self._is_left.set()
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the supervisor will say nothing more."""
+        return self._line_closed.is_set()
+
+    async def streams_closed(self) -> None:
+        """Wait until nobody holds the streams of the command any more."""
+        await self._out_closed.wait()
+        await self._err_closed.wait()
+
+    async def silent(self) -> None:
+        """Wait until the supervisor is gone: what was printed last has come by then."""
+        await self._is_left.wait()
+
+    def drain(self) -> None:
+        """Do nothing: what is printed before an end is told before it."""
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to the group of the command."""
+        if self.spawned is not None:
+            self.spawned.signal(pid, number)
+
+    def ask_end(self) -> None:
+        """Have the supervisor end everything."""
+        if self.spawned is not None:
+            self.spawned.end()
+
+    def kill(self, pid: int) -> None:
+        """Kill the supervisor; the system there has its death kill the command."""
+        if self.spawned is not None:
+            self.spawned.kill()
+        self._line_closed.set()
+
+    async def leave(self) -> None:
+        """Where the supervisor was killed, end what is left by what marks it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_SECONDS):
+                await self._is_left.wait()
+        if self._code and not self._is_lost:
+            with contextlib.suppress(WorkspaceLost, OSError):
+                await asyncio.to_thread(self._system.end_marked, f"{MARKER}={self._env[MARKER]}")
+
+    @property
+    def _is_lost(self) -> bool:
+        return self.spawned is None or self.spawned.is_lost
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._is_closed = True
+        self._process = None
+
+
+class CommandProcess:
+    """
+    A command that was started.
+
+    Attributes:
+        pid: The process id, also the number of its group; 0 before it runs.
+        out: What it printed.
+        err: What it printed as errors.
+        over: Set when it ended, or printed too much.
+        news: Set when something was printed or it ended; whoever waits for that clears it.
+        flooded: Whether it printed more than 64 MiB.
+        is_lost: Whether the connection to where it ran ended before it did.
+        seconds: How long it ran, until it ended or now.
+    """
+
+    def __init__(self, child: SupervisedChild, what: CommandStart, began: float) -> None:
+        self._child = child
+        self.pid = 0
+        self.out, self.err = Capture(COMMAND_CHARS), Capture(COMMAND_CHARS)
+        self.over, self._gone = asyncio.Event(), asyncio.Event()
+        self.news = asyncio.Event()
+        self.flooded = self.is_lost = False
+        self._sink, self._shows, self._reads = what.sink, what.shows, what.reads
+        self._began, self._ended = began, 0.0
+        self._said = b""
+        self._errno = 0
+        self._ending: Ending | None = None
+        self._known = asyncio.Event()
+        child.begin(self)
+
+    def feed(self, capture: Capture, data: bytes) -> None:
+        """Take what was printed."""
+        if self.flooded:
+            return
+        text = capture.feed(data)
+        if self._reads is not None and capture is self.out:
+            self._reads(data)
+        if self._sink is not None:
+            self._sink(data)
+        if self._shows is not None:
+            self._shows(text)
+        if self.out.total + self.err.total > COMMAND_OUTPUT_BYTES:
+            self.flooded = True
+            self.over.set()
+            self.send(signal.SIGKILL)
+        self.news.set()
+
+    # --- what the supervisor says ------------------------------------------------------------
+
+    def told(self, data: bytes) -> None:
+        """Take what the supervisor says."""
+        *lines, self._said = (self._said + data[:SAID_BYTES]).split(b"\n")
+        for line in lines:
+            what, _, number = line.decode("ascii", "replace").partition(" ")
+            if not number.isdigit() or len(number) > NUMBER_DIGITS:
+                continue  # no supervisor says that
+            match what:
+                case "pid":
+                    self.pid = int(number)
+                case "errno":
+                    self._errno = int(number)
+                case "exit":
+                    self._note_end(Ending(int(number), None))
+                case _:
+                    self._note_end(Ending(None, _signal_name(int(number))))
+        self._known.set()
+
+    def silent(self) -> None:
+        """The supervisor has ended: when it was told to, or because it was killed, and its command with it."""
+        self._known.set()
+        self._note_end(self._ending or Ending(None, _signal_name(signal.SIGKILL)))
+
+    def _note_end(self, ending: Ending) -> None:
+        self._ending = ending
+        self._ended = self._ended or time.monotonic()
+        self._gone.set()
+        self.over.set()
+        self.news.set()
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran, until it ended or now."""
+        return (self._ended or time.monotonic()) - self._began
+
+    def ending(self) -> Ending | None:
+        """Return how the command ended; ``None`` while it runs."""
+        return self._ending
+
+    # --- what somebody does with it ----------------------------------------------------------
+
+    async def check(self, what: CommandStart) -> None:
+        """
+        Wait until the program runs.
+
+        Raises:
+            ToolError: when it could not be executed.
+            UnknownOutcome: when it was lost.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                await self._known.wait()
+        if self._errno:
+            _refuse(what, self._errno)
+        self.check_known(what.argv[0])
+        if not self.pid:
+            msg = f"{what.argv[0]!r} was ended: the process that supervises it was stopped or killed, maybe by itself"
+            raise ToolError(msg)
+
+    def check_known(self, command: str) -> None:
+        """Raise ``UnknownOutcome`` when the connection to where it ran ended before it did."""
+        if self.is_lost:
+            msg = f"nobody knows how {command!r} ended: the connection to where it ran was lost in the middle of it"
+            raise UnknownOutcome(msg)
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process group."""
+        if self.pid:
+            self._child.signal(self.pid, number)
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Wait until the leader ended or printed too much; return whether that was in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.over.wait()
+        except TimeoutError:
+            if self.ending() is None:  # else only the event loop was late
+                return False
+        await self._wait_for_streams(COMMAND_DRAIN_SECONDS)
+        return True
+
+    async def _wait_for_streams(self, seconds: float) -> None:
+        """Wait until nobody holds the streams any more."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._gone.wait()
+                await self._child.streams_closed()
+
+    def drain(self) -> None:
+        """Read what is in the pipes, but not what somebody may still write into them."""
+        self._child.drain()
+
+    async def end(self, number: int = signal.SIGTERM) -> Ending:
+        """End it and all that it started, first gently; return how the command ended."""
+        if not self._gone.is_set():
+            self.send(number)
+            await self._wait_for_streams(COMMAND_TERM_SECONDS)
+        how = self._ending or Ending(None, _signal_name(signal.SIGKILL))
+        await self._end_supervisor()
+        self.drain()
+        self._child.close()
+        self.drain()
+        return how
+
+    async def _end_supervisor(self) -> None:
+        """Have the supervisor end all that is left; where it is no longer able to, do what can be done without it."""
+        child = self._child
+        if not child.is_told:
+            child.ask_end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_SECONDS):
+                await child.silent()
+        if not child.is_told:
+            child.kill(self.pid)
+        await child.leave()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _refuse(what: CommandStart, number: int) -> NoReturn:
+    reason = REASONS.get(number, os.strerror(number))
+    msg = f"{what.argv[0]!r} could not be executed: {reason}"
+    raise ToolError(msg)
+
+
+PROC = Path("/proc")
+KILL_ROUNDS = 40
+"""Each round kills what a process started meanwhile; a fork bomb may win in the end."""
+PAUSE_SECONDS = 0.01
+"""About as long as the kernel takes to end some processes."""
+
+
+def marked(marker: str) -> list[int]:
+    """Return the ids of running processes of ours whose environment holds the marker."""
+    wanted, user = f"{MARKER}={marker}".encode(), os.getuid()
+    found: list[int] = []
+    if not PROC.is_dir():
+        return found
+    with os.scandir(PROC) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours to read
+                if (
+                    entry.name.isdigit()
+                    and entry.stat().st_uid == user
+                    and wanted in Path(entry, "environ").read_bytes()
+                ):
+                    found.append(int(entry.name))
+    return found
+
+
+async def end_marked(env: Mapping[str, str]) -> None:
+    """Kill every process with the marker of *env*, again and again until there is none; a fork bomb may win."""
+    for _ in range(KILL_ROUNDS):
+        left = marked(env[MARKER])
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(PAUSE_SECONDS)

@@ -1,0 +1,320 @@
+"""``Shell``: from a command as the model gave it to a process, under the policy of one set of shell tools."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, Protocol, TypeVar
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.data.events import ToolProgress
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.tools.bundled.shell.process import CommandProcess, CommandStart, Ending, start, to_the_end
+from stepengine.tools.context import ToolContext
+from stepengine.workspace import calls
+from stepengine.workspace.argv import Argv, Script, parse_command
+from stepengine.workspace.calls import Fd
+from stepengine.workspace.command_guard import CommandGuard
+from stepengine.workspace.environment import NAMES_BYTES, READ_SECONDS, CommandEnvironment, Private, looking
+from stepengine.workspace.guard import GUARD
+from stepengine.workspace.paths import display
+from stepengine.workspace.root import OpenedFolder, Root
+from stepengine.workspace.terminals import TerminalResult, Terminals
+
+__all__ = ("LIMITS", "CommandProgress", "Launch", "Runner", "Shell", "Slots", "limits_text")
+
+COMMANDS_AT_ONCE = 16
+"""Commands use whole cores; more at a time only slow each other down."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PROGRESS_SECONDS = 0.1
+"""An event for each line would flood a reader; a person does not see ten in a second apart."""
+TERMINAL_BYTES = 1024 * 1024
+"""Of what a terminal shows, how much is asked for: a result holds a part of it."""
+PROGRESS_CHARS = 2_000
+"""A screen: what a person sees of a command that prints fast."""
+SHELL = ("/bin/sh", "-eu", "{script}")
+LIMITS: Mapping[str, str] = {
+    "processes": "RLIMIT_NPROC",
+    "memory_bytes": "RLIMIT_AS",
+    "file_bytes": "RLIMIT_FSIZE",
+    "cpu_seconds": "RLIMIT_CPU",
+}
+
+
+@frozen(kw_only=True)
+class Launch:
+    """
+    A command that is about to be executed.
+
+    Attributes:
+        argv: The program and its arguments; a ``Runner`` may put another program in front.
+        root: The real path of the root folder.
+        cwd: The folder to work in, relative to the root; ``"."`` is the root itself.
+        env: The clean environment.
+    """
+
+    argv: Argv
+    root: str
+    cwd: str
+    env: Mapping[str, str]
+
+
+class Runner(Protocol):
+    """Has commands executed elsewhere: in a container, a virtual machine, on another computer."""
+
+    def __call__(self, launch: Launch) -> Launch:
+        """Return what is executed here to have *launch* executed there."""
+
+
+class Slots:
+    """At most 16 commands at once, for each engine and event loop."""
+
+    def __init__(self) -> None:
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @classmethod
+    def of(cls, ctx: ToolContext) -> asyncio.Semaphore:
+        """Return the semaphore for a call."""
+        slots = ctx.resources.get(cls)
+        if slots is None:
+            slots = cls()
+            ctx.resources.insert(slots)
+        return slots._by_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COMMANDS_AT_ONCE))
+
+
+def limits_text(limits: Mapping[str, int]) -> str:
+    """
+    Return limits as the supervisor takes them; no core dump is always among them.
+
+    Raises:
+        DefinitionError: for a limit that is not known, or is no positive number.
+    """
+    made = {"RLIMIT_CORE": 0}
+    for name, value in limits.items():
+        if name not in LIMITS or type(value) is not int or value <= 0:
+            msg = f"limits has {name!r}: {value!r}; the limits are {list_names(LIMITS, name)}, each a positive whole number"
+            raise DefinitionError(msg)
+        made[LIMITS[name]] = value
+    return ",".join([f"{number}={value}" for number, value in made.items()])
+
+
+class CommandProgress:
+    """Shows what a command prints as ``ToolProgress``, at most ten times a second, its last 2,000 characters each."""
+
+    def __init__(self, ctx: ToolContext) -> None:
+        self._ctx = ctx
+        self._text = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, text: str) -> None:
+        """Take more text."""
+        self._text = (self._text + text)[-PROGRESS_CHARS:]
+        if self._timer is None and self._text:
+            self._timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Show what was not shown yet."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        text, self._text = self._text, ""
+        if text:
+            self._ctx.emit(ToolProgress(message=text))
+
+
+@frozen(kw_only=True)
+class Shell:
+    """
+    The policy of one set of shell tools; ``shell_tools`` documents it.
+
+    Attributes:
+        root: The root folder.
+        allow_shell: Whether scripts may be run.
+        environment: What commands see.
+        timeout: Seconds that a command may take, if nothing else is asked for.
+        max_timeout: Seconds that may be asked for.
+        allow_unlimited: Whether no timeout may be asked for.
+        limits: Limits of the system, as the supervisor takes them.
+        runner: What has commands executed elsewhere.
+        terminals: Terminals of an editor, in which commands are run that are waited for.
+    """
+
+    root: Root
+    allow_shell: bool
+    environment: CommandEnvironment
+    timeout: float
+    max_timeout: float
+    allow_unlimited: bool
+    limits: str
+    runner: Runner | None
+    terminals: Terminals | None = None
+
+    def read(self, command: str | list[str]) -> Argv | Script:
+        """
+        Return what *command* is.
+
+        Raises:
+            ToolError: when it is nothing, or a script and none may be run.
+        """
+        read = parse_command(command)
+        if isinstance(read, Script) and not self.allow_shell:
+            msg = (
+                f"the command needs a shell, because of {read.reason}, and there is none: a program is executed directly. "
+                'Give one program with its arguments, best as a list such as ["grep", "-r", "a b", "src"]; '
+                "do several things with several calls"
+            )
+            raise ToolError(msg)
+        return read
+
+    def confined(self, command: Argv | Script, cwd: str | None) -> Argv | Script:
+        """
+        Return what is run in place of a command, when it is allowed only because it looks and changes nothing.
+
+        Raises:
+            ToolError: when it would show what it must not.
+        """
+        guard = GUARD.get()
+        if not isinstance(guard, CommandGuard) or isinstance(command, Script):
+            return command
+        opened = self.root.open_folder(cwd or ".")
+        calls.close(opened.fd)
+        return guard.confine(self.root, opened.parts, command)
+
+    def seconds(self, asked: float) -> float | None:
+        """Return how long a command may take when *asked* seconds were asked for."""
+        if asked == -1:
+            return None if self.allow_unlimited else self.max_timeout
+        return min(asked, self.max_timeout) if asked > 0 else self.timeout
+
+    async def start(
+        self,
+        command: Argv | Script,
+        cwd: str | None,
+        private: Private,
+        *,
+        sink: Callable[[bytes], None] | None = None,
+        shows: Callable[[str], None] | None = None,
+        reads: Callable[[bytes], None] | None = None,
+        log: str = "",
+    ) -> CommandProcess:
+        """
+        Start a command; where it runs elsewhere, what it prints is written to the file *log* there, too.
+
+        Raises:
+            PathOutsideRoot: when *cwd* leads out of the root.
+            ToolError: when it cannot be executed.
+        """
+        opened = await self._aside(self.root.open_folder, cwd or ".")
+        try:
+            launch = await self._launch(command, opened, private)
+            script = command.text.encode() if isinstance(command, Script) else None
+            what = await self._aside(self._start, launch, opened.fd)
+            return await start(attrs.evolve(what, script=script, sink=sink, shows=shows, reads=reads, log=log))
+        finally:
+            calls.close(opened.fd)
+
+    async def in_terminal(
+        self, ctx: ToolContext, command: Argv | Script, cwd: str | None, private: Private, seconds: float | None
+    ) -> TerminalResult | None:
+        """
+        Run a command to its end in a terminal of an editor; ``None`` where there is none for it.
+
+        Raises:
+            PathOutsideRoot: when *cwd* leads out of the root.
+            ToolError: when it cannot be executed.
+        """
+        if self.terminals is None or isinstance(command, Script):
+            return None
+        opened = self.root.open_folder(cwd or ".")
+        try:
+            launch = await self._launch(command, opened, private)
+            return await self.terminals.run(
+                [self._program(launch), *launch.argv[1:]],
+                cwd="/" + "/".join((*self.root.real, *opened.parts)),
+                env=launch.env,
+                output_bytes=TERMINAL_BYTES,
+                seconds=seconds,
+                path=ctx.address.rpartition("#")[0],
+                call_id=ctx.tool_call_id,
+            )
+        finally:
+            calls.close(opened.fd)
+
+    async def _launch(self, command: Argv | Script, opened: OpenedFolder, private: Private) -> Launch:
+        """Return what is executed for a command in an open folder, with the private folders that it needs."""
+        await self._aside(private.make)
+        launch = Launch(
+            argv=SHELL if isinstance(command, Script) else command,
+            root="/" + "/".join(self.root.real),
+            cwd=display(opened.parts),
+            env=await self._aside(self.environment.variables, private),
+        )
+        if not isinstance(command, Script) and (look := looking(command)):
+            names = await self._answer(attrs.evolve(launch, argv=look.question), opened.fd)
+            launch = attrs.evolve(launch, argv=look.argv, env={**launch.env, **look.variables(names)})
+        return launch
+
+    async def _aside(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do what asks the system, in a thread where that is elsewhere: the event loop waits for no connection."""
+        if self.root.system is None:
+            return do(*args, **kwargs)
+        return await asyncio.to_thread(do, *args, **kwargs)
+
+    async def private(self) -> Private:
+        """Make the private folder of a command."""
+        return await self._aside(Private.at, self.root.system)
+
+    def _start(self, launch: Launch, folder: Fd) -> CommandStart:
+        if self.runner is not None:
+            launch = self.runner(launch)
+        program = self._program(launch)
+        return CommandStart(program=program, argv=launch.argv, env=launch.env, folder=folder, limits=self.limits)
+
+    async def _answer(self, launch: Launch, folder: Fd) -> bytes:
+        """Return what git answers about its configuration, before it is asked for more."""
+        said = bytearray()
+
+        def hear(data: bytes) -> None:
+            said.extend(data[: NAMES_BYTES + 1 - len(said)])
+
+        what = await self._aside(self._start, launch, folder)
+        process = await start(attrs.evolve(what, reads=hear))
+        in_time = False
+        try:
+            in_time = await process.wait(READ_SECONDS)
+        finally:
+            await to_the_end(asyncio.create_task(process.end()))
+        if not in_time:
+            problem = f"that took longer than {READ_SECONDS:g} s"
+        elif len(said) > NAMES_BYTES:
+            problem = f"the names of its settings have more than {NAMES_BYTES:,} bytes"
+        elif process.ending() != Ending(0, None):
+            problem = process.err.text().strip() or "git gave no reason"
+        else:
+            return bytes(said)
+        msg = (
+            f"{launch.argv[0]!r} was not executed: git's configuration is read before, to keep it from running programs that "
+            f"the repository names, and could not be: {problem}"
+        )
+        raise ToolError(msg)
+
+    def _program(self, launch: Launch) -> str:
+        """Return the program that is executed; the search path is read once, here."""
+        name = launch.argv[0]
+        found = self.environment.find_program(name, launch.env["PATH"])
+        if found is None:
+            msg = (
+                f"{name!r} could not be executed: no program of that name is on the search path outside of the root "
+                "folder; one that stands elsewhere is given by its path, such as './tool'"
+            )
+            raise ToolError(msg)
+        return found

@@ -1,0 +1,111 @@
+"""
+Commands in a sandbox of the operating system, made by bubblewrap.
+
+A command sees the system's programs, the root, and folders of its own; see ``stepengine.workspace.bubblewrap``. Landlock was looked
+at and left: it binds files, but until Linux 6.7 no network, and no release keeps signals and sockets of the user's other
+processes apart.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+from attrs import frozen
+
+from stepengine.errors import DefinitionError
+from stepengine.tools.bundled.shell.running import Launch
+from stepengine.workspace.bubblewrap import PROGRAM, shown_system
+from stepengine.workspace.path_rules import PROTECTED
+
+__all__ = ("sandboxed",)
+
+RUN_LATER = (
+    ".git/hooks", ".git/commondir", ".git/config", ".git/modules", ".claude",
+    *[place.rstrip("/") for place in PROTECTED if "*" not in place and place != ".git/"],
+)  # fmt: skip
+"""
+What other programs run outside of the sandbox: where it stands in the root, it is read-only.
+
+Of what file tools do not write that is all that has a plain name; of ``.git`` only a part, since commits are made there.
+"""
+PROBE_SECONDS = 20
+"""Starting a program in the sandbox takes milliseconds, on a busy machine seconds."""
+
+
+def sandboxed(root: Sequence[str]) -> _Bubblewrap:
+    """
+    Return the runner that puts commands into a sandbox.
+
+    Args:
+        root: The components of the root's real path.
+
+    Raises:
+        DefinitionError: when this system has no bubblewrap, or does not let it make a sandbox; for the root ``/``.
+    """
+    program = shutil.which(PROGRAM)
+    if not root:
+        msg = "shell_tools(sandbox=True) needs a root that is not /: commands may write everywhere below it"
+        raise DefinitionError(msg)
+    if program is None:
+        msg = (
+            "shell_tools(sandbox=True) needs bubblewrap, and there is no program bwrap on the search path; install it (Debian "
+            "and Fedora: package bubblewrap), or run the whole process in a container and leave sandbox= out"
+        )
+        raise DefinitionError(msg)
+    made = _Bubblewrap(program)
+    made.probe("/" + "/".join(root))
+    return made
+
+
+@frozen
+class _Bubblewrap:
+    """
+    Starts commands by bubblewrap.
+
+    Attributes:
+        program: Its path.
+    """
+
+    program: str
+
+    def __call__(self, launch: Launch) -> Launch:
+        """Return what is executed to have *launch* executed in the sandbox."""
+        private = str(Path(launch.env["TMPDIR"]).parent)
+        folder = launch.root if launch.cwd == "." else f"{launch.root}/{launch.cwd}"
+        argv = (PROGRAM, *self._options(launch.root, launch.env["PATH"]), "--bind", private, private, "--chdir", folder)
+        return attrs.evolve(launch, argv=(*argv, "--", *launch.argv))
+
+    def _options(self, root: str, search_path: str) -> Iterator[str]:
+        yield from shown_system(search_path)
+        yield from ("--bind", root, root)
+        kept = [f"{root}/{name}" for name in RUN_LATER if Path(root, name).exists()]
+        kept += [f"{root}/.git"] if Path(root, ".git").is_file() else []  # of a worktree: it says where the hooks are
+        for folder in sorted({str(Path(path).parent) for path in kept} - {root}):
+            yield from ("--bind", folder, folder)  # what is mounted cannot be moved aside for another one in its place
+        for path in kept:
+            yield from ("--ro-bind", path, path)
+
+    def probe(self, root: str) -> None:
+        """Refuse a system on which no sandbox can be made, before any command is asked for."""
+        options = self._options(root, "")
+        try:
+            done = subprocess.run(  # noqa: S603  (a fixed program)
+                [self.program, *options, "--", "/bin/sh", "-c", ":"],
+                capture_output=True,
+                timeout=PROBE_SECONDS,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+            said, failed = done.stderr.decode("utf-8", "replace").strip(), done.returncode != 0
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said, failed = str(error), True
+        if failed:
+            msg = (
+                f"shell_tools(sandbox=True): bubblewrap is here and cannot make a sandbox: {said[:500] or 'it gave no reason'}. "
+                "Containers often forbid it; such a container is the sandbox then, and sandbox= is left out"
+            )
+            raise DefinitionError(msg)

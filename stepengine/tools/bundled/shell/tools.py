@@ -1,0 +1,487 @@
+"""
+``run_terminal_command``, ``check_job`` and ``kill_job``: running programs below a root.
+
+The commands of one run that go on in the background are its jobs; they end with the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from stepengine.data.alike import list_names
+from stepengine.data.json import JsonDict, compact
+from stepengine.data.messages import SideEffect, ToolResult
+from stepengine.data.tools import ToolAnnotations
+from stepengine.errors import ToolError
+from stepengine.tools.bundled.shell.output import fitted, shortened
+from stepengine.tools.bundled.shell.process import COMMAND_OUTPUT_BYTES, CommandProcess, Ending, to_the_end
+from stepengine.tools.bundled.shell.running import CommandProgress, Shell, Slots
+from stepengine.tools.context import ToolContext
+from stepengine.tools.conversion import RESULT_CHARS
+from stepengine.tools.decorator import tool
+from stepengine.tools.definition import Tool, ToolPreview
+from stepengine.workspace.argv import Argv, Script, shown_command
+from stepengine.workspace.environment import Private, without_secrets
+
+__all__ = (
+    "FLOODED",
+    "FOREVER",
+    "RUNS",
+    "Job",
+    "Jobs",
+    "Log",
+    "cleaned",
+    "command_tools",
+    "preview_of",
+)
+
+JOBS_PER_RUN = 4
+"""A server, a watcher and some builds; a model forgets jobs, and each uses a core."""
+JOB_OUTPUT_BYTES = 16 * 1024 * 1024
+"""A server that logs for days must not fill the disk."""
+
+
+class Log:
+    """
+    The output file of one job: both streams as they came, up to 16 MiB.
+
+    Where the job runs elsewhere the file is written there, and what is kept here is a copy without a name.
+    """
+
+    def __init__(self, path: Path, *, is_here: bool = True) -> None:
+        self.path = path
+        self.size = 0
+        self.is_full = False
+        if is_here:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        else:
+            with tempfile.TemporaryFile() as copy:
+                self._fd = os.dup(copy.fileno())
+
+    def write(self, data: bytes) -> None:
+        """Add what the job printed, as far as there is room."""
+        kept = data[: JOB_OUTPUT_BYTES - self.size]
+        self.is_full = self.is_full or len(kept) < len(data)
+        self.size += os.pwrite(self._fd, kept, self.size)
+
+    def holds(self, text: bytes, start: int) -> bool:
+        """Return whether *text* stands in the file at or after the byte *start*."""
+        return text in os.pread(self._fd, self.size - start, start)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Job:
+    """
+    One command in the background.
+
+    Attributes:
+        id: Its id.
+        command: How it is shown.
+        process: What runs.
+        log: Its output file.
+        ended_by_us: How it ended, when we ended it.
+    """
+
+    def __init__(self, id: str, command: str, process: CommandProcess, log: Log, private: Private) -> None:
+        self.id = id
+        self.command = command
+        self.process = process
+        self.log = log
+        self.ended_by_us: Ending | None = None
+        self._private = private
+
+    @property
+    def ending(self) -> Ending | None:
+        """How it ended; ``None`` while it runs."""
+        return self.ended_by_us or self.process.ending()
+
+    async def wait(self, text: str | None, seconds: float) -> bool | None:
+        """Wait until it printed *text*, or without one until it ended; return whether *text* was found."""
+        wanted, seen = (text or "").encode(), 0
+        end = asyncio.get_running_loop().time() + seconds
+        while True:
+            self.process.news.clear()
+            ending = self.ending
+            if ending is not None:
+                self.process.drain()
+            if wanted and self.log.holds(wanted, max(0, seen - len(wanted))):
+                return True
+            seen = self.log.size
+            left = end - asyncio.get_running_loop().time()
+            if ending is not None or left <= 0:
+                return False if wanted else None
+            try:
+                async with asyncio.timeout(left):
+                    await self.process.news.wait()
+            except TimeoutError:
+                continue
+
+    async def stop(self, number: int = signal.SIGTERM) -> None:
+        """End it and all that it started."""
+        was_running = self.ending is None
+        ending = await self.process.end(number)
+        if was_running:
+            self.ended_by_us = ending
+
+    async def discard(self) -> None:
+        """End it, and remove its files."""
+        await self.stop()
+        self.log.close()
+        await self._private.give_back()
+
+
+class Jobs:
+    """The jobs of one run."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._starting = 0
+
+    async def start(self, make: Callable[[], Any]) -> Job:
+        """
+        Keep the job that *make* starts.
+
+        Raises:
+            ToolError: when four jobs of the run are going on.
+        """
+        running = [job.id for job in self._jobs.values() if job.ending is None]
+        if len(running) + self._starting >= JOBS_PER_RUN:
+            msg = f"{JOBS_PER_RUN} background jobs are running already ({', '.join(running)}); stop one with kill_job"
+            raise ToolError(msg)
+        self._starting += 1
+        try:
+            job: Job = await make()
+        finally:
+            self._starting -= 1
+        self._jobs[job.id] = job
+        return job
+
+    def get(self, id: str) -> Job:
+        """
+        Return a job.
+
+        Raises:
+            ToolError: when this run has no such job.
+        """
+        if id not in self._jobs:
+            known = list_names(self._jobs, id)
+            msg = f"this run has no job {id!r}; its jobs are: {known}. A job ends with its run, also when that is suspended"
+            raise ToolError(msg)
+        return self._jobs[id]
+
+    async def aclose(self) -> list[str]:
+        """End all jobs; return a sentence about each one that was going on."""
+        jobs = list(self._jobs.values())
+        running = [
+            f"background job {job.id} ({job.command}) was ended with its run" for job in jobs if job.ending is None
+        ]
+        await asyncio.gather(*[job.discard() for job in jobs])
+        self._jobs.clear()
+        return running
+
+
+MIB = 1024 * 1024
+"""So many bytes are a mebibyte."""
+
+RUNS = ToolAnnotations(read_only=False, destructive=True, idempotent=False, open_world=True)
+LOOKS = ToolAnnotations(read_only=True, idempotent=True)
+SHOWN_CHARS = 2_000
+"""A screen of a command; a script in it may have a megabyte."""
+ACTION_CHARS = 80
+"""One line of a terminal."""
+FLOODED = f"it was killed because it printed more than {COMMAND_OUTPUT_BYTES // MIB} MiB"
+FOREVER = float("inf")
+CONFINED = "files that may hold secrets, or that a rule denies, are left out"
+
+
+def command_tools(shell: Shell) -> list[Tool]:
+    """Return the tools that run programs below the root of *shell*."""
+
+    @tool(
+        category="execute",
+        annotations=RUNS,
+        timeout=FOREVER,
+        preview=partial(preview_of, shell),
+        aliases={"command": ("cmd", "argv")},
+    )
+    async def run_terminal_command(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        command: Annotated[str | list[str], Field(min_length=1)],
+        process_type: Literal["SYNC", "BACKGROUND"] = "SYNC",
+        cwd: str | None = None,
+        timeout_seconds: float = shell.timeout,
+    ) -> ToolResult:
+        """
+        Run a program and return what it printed.
+
+        Usage:
+            - Give the program and its arguments as a list; nothing has to be quoted.
+            - One string works too, when it only needs to be split into words, as in `git log -n 5 --format="%h %s"`.
+            - `process_type` "BACKGROUND" starts a program that goes on, such as a server, and returns a `job_id` at once.
+
+        Examples:
+            {"command": ["python", "-m", "pytest", "-q"], "timeout_seconds": 120}
+            {"command": "git status --short", "cwd": "packages/web"}
+            {"command": ["python", "-m", "http.server", "8000"], "process_type": "BACKGROUND"}
+
+        When not to use:
+            - To read, list, search or edit files, use the tools for that.
+
+        Notes:
+            - Pipes, `&&`, redirection, variables and wildcards need a shell, and are refused where none is allowed.
+            - The program has no terminal and no input; what asks a question gets none. Each call starts afresh: no
+              variables and no `cd` are left from another call.
+            - `exit_code` is 0 on success. After `timeout_seconds` it is stopped and what it printed so far is returned.
+            - At most 50,000 characters of each stream are shown, its beginning and its end.
+
+        Args:
+            command: The program and its arguments.
+            process_type: "SYNC" waits for the end, "BACKGROUND" does not.
+            cwd: The folder to run it in, relative to the root folder; the root folder by default.
+            timeout_seconds: How long it may take. Has no effect in the background.
+        """
+        read = shell.read(command)
+        runs = await asyncio.to_thread(shell.confined, read, cwd)
+        if process_type == "BACKGROUND":
+            return await _run_in_background(ctx, shell, read, runs, cwd)
+        async with Slots.of(ctx):
+            if shell.terminals is not None and runs == read:
+                ran = await _run_in_editor(ctx, shell, read, cwd, shell.seconds(timeout_seconds))
+                if ran is not None:
+                    return ran
+            return await _run_to_end(ctx, shell, read, runs, cwd, shell.seconds(timeout_seconds))
+
+    @tool(category="execute", annotations=LOOKS, timeout=FOREVER)
+    async def check_job(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        job_id: Annotated[str, Field(min_length=1)],
+        wait_for: str | None = None,
+        timeout_seconds: Annotated[float, Field(ge=0)] = 0,
+    ) -> ToolResult:
+        """
+        See how a background job is doing: whether it runs, and what it printed since the last look.
+
+        Usage:
+            - With `timeout_seconds` it waits for the job's end, or with `wait_for` for a text in its output.
+
+        Examples:
+            {"job_id": "job-c4"}
+            {"job_id": "job-c4", "wait_for": "Listening on", "timeout_seconds": 10}
+
+        When not to use:
+            - To run a program to its end, use `run_terminal_command` without "BACKGROUND".
+
+        Notes:
+            - `status` is "running" or "exited"; `found` says whether the text of `wait_for` was printed.
+            - `output_file` holds everything that it printed, up to 16 MiB, until the job is over with its run.
+
+        Args:
+            job_id: The `job_id` that `run_terminal_command` returned.
+            wait_for: Text to wait for; it may have been printed before.
+            timeout_seconds: How long to wait; by default not at all.
+        """
+        job = _jobs(ctx, shell).get(job_id)
+        found = await job.wait(wait_for, min(timeout_seconds, shell.max_timeout))
+        return _job_result(job, {} if found is None else {"found": found})
+
+    @tool(category="execute", annotations=RUNS, timeout=FOREVER)
+    async def kill_job(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        job_id: Annotated[str, Field(min_length=1)],
+        signal: Literal["SIGTERM", "SIGINT", "SIGKILL"] = "SIGTERM",
+    ) -> ToolResult:
+        """
+        Stop a background job and everything that it started.
+
+        Usage:
+            - Stop servers and watchers that are not needed any more; at most four jobs run at once.
+
+        Examples:
+            {"job_id": "job-c4"}
+
+        When not to use:
+            - At the end of your work: jobs end by themselves with the run.
+
+        Notes:
+            - What has not ended 1.5 seconds after the signal is killed.
+
+        Args:
+            job_id: The `job_id` that `run_terminal_command` returned.
+            signal: The signal that it gets first.
+        """
+        job = _jobs(ctx, shell).get(job_id)
+        was_running = job.ending is None
+        await to_the_end(asyncio.create_task(job.stop(_number(signal))))
+        return _job_result(job, {} if was_running else {"message": "it had ended already"})
+
+    return [run_terminal_command, check_job, kill_job]
+
+
+def _number(name: str) -> int:
+    return signal.Signals[name].value
+
+
+def _jobs(ctx: ToolContext, shell: Shell) -> Jobs:
+    return ctx.of_run((Jobs, shell), Jobs)
+
+
+async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
+    ctx: ToolContext,
+    shell: Shell,
+    command: Argv | Script,
+    runs: Argv | Script,
+    cwd: str | None,
+    seconds: float | None,
+) -> ToolResult:
+    """Run a command to its end, as *runs*; whatever happens, nothing of it is left."""
+    private, progress = await shell.private(), CommandProgress(ctx)
+    process: CommandProcess | None = None
+    in_time = True
+    try:
+        process = await shell.start(runs, cwd, private, shows=progress.add)
+        in_time = await process.wait(seconds)
+    finally:
+        await to_the_end(asyncio.create_task(cleaned(process, private)))
+        progress.flush()
+    ending = process.ending() or Ending(None, None)
+    process.check_known(shortened(shown_command(command), ACTION_CHARS))
+    late = "" if in_time else f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
+    notes = (FLOODED if process.flooded else late, "" if runs == command else CONFINED)
+    _log(ctx, runs, process, ending)
+    frame = _frame(command, process, ending, "; ".join(filter(None, notes)))
+    return _result(frame, process, "ok" if in_time and not process.flooded else "error")
+
+
+async def _run_in_editor(
+    ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None, seconds: float | None
+) -> ToolResult | None:
+    """Run a command to its end in a terminal of an editor; ``None`` where there is none for it."""
+    private, began = await shell.private(), time.monotonic()
+    try:
+        ran = await shell.in_terminal(ctx, command, cwd, private, seconds)
+    finally:
+        private.remove()
+    if ran is None:
+        return None
+    frame: dict[str, object] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ran.code}
+    frame |= {"signal": ran.signal} if ran.signal else {}
+    frame["duration_seconds"] = round(time.monotonic() - began, 3)
+    if not ran.in_time:
+        frame["message"] = f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
+    out, _ = fitted((ran.output, ""), RESULT_CHARS - len(compact(frame)) - 100)
+    value: dict[str, Any] = {**frame, "stdout": out, "truncated": ran.is_cut or out != ran.output}
+    return ToolResult.json(value, status="ok" if ran.in_time else "error")
+
+
+async def cleaned(process: CommandProcess | None, private: Private) -> None:
+    """End a command, if it was started, and all that it started, and remove its folder."""
+    try:
+        if process is not None:
+            await process.end()
+    finally:
+        await private.give_back()
+
+
+async def _run_in_background(
+    ctx: ToolContext, shell: Shell, command: Argv | Script, runs: Argv | Script, cwd: str | None
+) -> ToolResult:
+    """Start a command that goes on in the background."""
+    job_id = f"job-{ctx.tool_call_id}"
+    shown = shortened(shown_command(command), SHOWN_CHARS)
+
+    async def make() -> Job:
+        with ExitStack() as undo:
+            private = await shell.private()
+            undo.callback(private.remove)
+            log = Log(private.folder / "output", is_here=private.system is None)
+            undo.callback(log.close)
+            there = "" if private.system is None else str(log.path)
+            process = await shell.start(runs, cwd, private, sink=log.write, log=there)
+            undo.pop_all()
+        return Job(job_id, shown, process, log, private)
+
+    job = await _jobs(ctx, shell).start(make)
+    effect = SideEffect("job_started", job.id, {"command": shown, "pid": job.process.pid})
+    message = "it goes on in the background; look after it with check_job, stop it with kill_job. It ends with this run"
+    value: dict[str, Any] = {"command": shown, "job_id": job.id, "pid": job.process.pid, "message": message}
+    return ToolResult.json({**value, "output_file": str(job.log.path)}, side_effects=[effect])
+
+
+def _frame(command: Argv | Script, process: CommandProcess, ending: Ending, message: str) -> dict[str, object]:
+    frame: dict[str, object] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ending.code}
+    if ending.signal is not None:
+        frame["signal"] = ending.signal
+    return {**frame, "duration_seconds": round(process.seconds, 3), **({"message": message} if message else {})}
+
+
+def _result(frame: Mapping[str, Any], process: CommandProcess, status: Literal["ok", "error"] = "ok") -> ToolResult:
+    """Return a result with both streams, as long as the cap of results allows."""
+    is_cut = process.out.is_cut or process.err.is_cut
+    texts = process.out.take(), process.err.take()
+    room = RESULT_CHARS - len(compact(frame)) - 100
+    out, err = fitted(texts, room)
+    value = {**frame, "stdout": out, **({"stderr": err} if err else {}), "truncated": is_cut or (out, err) != texts}
+    return ToolResult.json(value, status=status)
+
+
+def _job_result(job: Job, more: Mapping[str, object]) -> ToolResult:
+    ending, process = job.ending, job.process
+    frame: dict[str, Any] = {"job_id": job.id, "command": job.command, "status": "exited" if ending else "running"}
+    if ending is not None:
+        frame["exit_code"] = ending.code
+        if ending.signal is not None:
+            frame["signal"] = ending.signal
+    frame |= {"duration_seconds": round(process.seconds, 3), "output_file": str(job.log.path), **more}
+    notes = [frame.get("message", ""), FLOODED if process.flooded else ""]
+    notes.append("the output file is full, the rest of the output is not in it" if job.log.is_full else "")
+    if any(notes):
+        frame["message"] = "; ".join(filter(None, notes))
+    return _result(frame, process)
+
+
+def _log(ctx: ToolContext, command: Argv | Script, process: CommandProcess, ending: Ending) -> None:
+    """Log what ran and how it went, never what it printed."""
+    message = f"ran {without_secrets(shortened(shown_command(command), SHOWN_CHARS))}"
+    ctx.logger.debug(
+        message,
+        exit_code=ending.code,
+        signal=ending.signal,
+        seconds=round(process.seconds, 3),
+        bytes=process.out.total + process.err.total,
+    )
+
+
+def preview_of(shell: Shell, input: JsonDict) -> ToolPreview:
+    """Return how a call looks to a person who is asked about it: all of it, nothing hidden."""
+    given: Any = input.get("command", "")
+    try:
+        command = shell.read(given)
+    except ToolError as error:
+        details = {"command": given, "problem": error.message}
+        return ToolPreview("Run a command that will be refused", details, problem=error.message)
+    details = {"cwd": input.get("cwd") or "."}
+    if isinstance(command, Script):
+        details |= {"script": shown_command(command), "needs_a_shell_because_of": command.reason}
+        action = "Run a shell script"
+    else:
+        details |= {"command": shown_command(command), "argv": list(command)}
+        action = f"Run {shown_command(command[:1])}"[:ACTION_CHARS]
+    if input.get("process_type") == "BACKGROUND":
+        action += " in the background"
+    return ToolPreview(action, details)

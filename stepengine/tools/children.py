@@ -1,0 +1,209 @@
+"""
+The tools by which a model runs agents in the background, and waits: ``child_tools`` and ``sleep_tool``.
+
+A call of one is carried out in the run that makes it, so that what it starts outlives the call. Children that end by themselves are
+told to the model before its next step; one that ends its turn while some are at work goes on when the next one has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeAlias
+
+from stepengine.data.alike import list_names
+from stepengine.data.json import JsonDict
+from stepengine.data.messages import ToolResult
+from stepengine.data.state import ChildResult, Waited
+from stepengine.data.tools import Driving, ToolAnnotations, ToolSpec
+from stepengine.data.waiting import ChildRef
+from stepengine.data.yields import AgentCall, Cancel, Send, Sleep, Start, Wait
+from stepengine.errors import StepEngineError
+from stepengine.tools.control import checked
+from stepengine.tools.definition import Tool
+from stepengine.tools.schemas import STRING, described, object_schema
+from stepengine.tools.spawning import shown_child
+
+__all__ = ("child_tools", "sleep_tool")
+
+START = """\
+Start agents in the background and go on at once.
+
+Usage: one entry per agent, as in spawn_agents; each gets an id. You are told when one ends; wait_agents waits for them.
+Examples: {"agents": [{"agent_type": "researcher", "prompt": "Find out which versions are affected."}]}
+When not to use: when you need the results before you can do anything else; then run them with spawn_agents.
+Notes: when you end your turn, you go on as soon as the next of them has ended."""
+WAIT = """\
+Wait for agents that you started in the background, and get their results.
+
+Usage: their ids, or none for all that are at work; `need` is "all" or "any".
+Examples: {"ids": ["3"], "need": "all", "timeout_seconds": 600}
+Notes: one that has ended already has the same result again."""
+MESSAGE = """\
+Say something to an agent that works in the background; it reads it before its next step.
+
+Usage: its id and the text.
+Examples: {"id": "3", "text": "Look at the tests, too."}"""
+CANCEL = """\
+End an agent that works in the background.
+
+Usage: its id, and why.
+Examples: {"id": "3", "reason": "The question is settled."}"""
+LIST = """\
+List the agents that you started in the background, and which of them are at work.
+
+Usage: no parameters.
+Examples: {}"""
+SLEEP = """\
+Wait for a time, and then go on.
+
+Usage: how many seconds, and a note of why, which you are told again when you wake.
+Examples: {"seconds": 3600, "note": "Look whether the build has finished."}
+When not to use: to wait for agents; wait_agents wakes as soon as they have ended."""
+MAX_WAIT_SECONDS = 30 * 24 * 3600
+"""A month: longer than any child runs, and a number that every provider accepts in a schema."""
+SECONDS = {"type": "number", "minimum": 0, "maximum": MAX_WAIT_SECONDS}
+AGENT = {
+    "type": "object",
+    "properties": {
+        "agent_type": described(STRING, "The agent's id."),
+        "prompt": described(STRING, "What the agent should do; it knows nothing else."),
+        "params": {"type": "object", "description": "The agent's parameters."},
+    },
+    "required": ["agent_type"],
+    "additionalProperties": False,
+}
+ID = described(STRING, "The agent's id, as start_agents gave it.")
+
+
+class StartedChildren(Protocol):
+    """What a call knows of the children of its run."""
+
+    @property
+    def at_work(self) -> tuple[ChildRef[Any], ...]:
+        """Those of which the run was not told that they have ended."""
+
+    @property
+    def refs(self) -> tuple[ChildRef[Any], ...]:
+        """All of them."""
+
+
+Steps: TypeAlias = Generator[Any, Any, ToolResult]
+
+
+def child_tools() -> list[Tool]:
+    """
+    Return ``start_agents``, ``wait_agents``, ``message_agent``, ``cancel_agent`` and ``list_agents``.
+
+    By them a model runs the agents that its own agent may spawn in the background. It is told of each that ends, once, before its
+    next step; where it ends its turn while some are at work, the turn goes on when the next one has ended, for at most
+    ``Limits(max_wait_seconds=)``. What is at work when its run ends is ended with it.
+    """
+    ids = {"type": "array", "items": STRING, "description": "The agents' ids; by default all that are at work."}
+    need = {"enum": ["all", "any"], "description": "Whether all of them must have ended, or any; all by default."}
+    agents = {"type": "array", "items": AGENT, "minItems": 1, "description": "The agents to start."}
+    timeout = {**SECONDS, "description": "How long to wait at most; for ever by default."}
+    text, reason = described(STRING, "What to say."), described(STRING, "Why.")
+    return [
+        _tool("start_agents", START, object_schema(("agents",), agents=agents), _start),
+        _tool("wait_agents", WAIT, object_schema((), ids=ids, need=need, timeout_seconds=timeout), _wait),
+        _tool("message_agent", MESSAGE, object_schema(("id", "text"), id=ID, text=text), _message),
+        _tool("cancel_agent", CANCEL, object_schema(("id",), id=ID, reason=reason), _cancel),
+        _tool("list_agents", LIST, object_schema(()), _list, is_harmless=True),
+    ]
+
+
+def sleep_tool() -> Tool:
+    """
+    Return ``sleep``, by which a model waits for a time of at most thirty days; a recorded run outlives its process meanwhile.
+    """
+    seconds = {**SECONDS, "description": "How long to wait."}
+    note = described(STRING, "Why; it is told again afterwards.")
+    schema = object_schema(("seconds",), seconds=seconds, note=note)
+    return _tool("sleep", SLEEP, schema, _sleep, reports=False, is_harmless=True)
+
+
+def _tool(
+    name: str, description: str, schema: JsonDict, steps: Any, *, reports: bool = True, is_harmless: bool = False
+) -> Tool:
+    notes = ToolAnnotations(read_only=is_harmless, idempotent=is_harmless)
+    spec = ToolSpec(name, description, schema, category="agent", requires_permission=False, annotations=notes)
+    return checked(spec, Driving(steps, reports))
+
+
+def _start(given: JsonDict, _: StartedChildren) -> Steps:
+    entries: list[Any] = []
+    for agent in given["agents"]:
+        kind = agent["agent_type"]
+        try:
+            ref = yield from Start(AgentCall(kind, agent.get("prompt", ""), agent.get("params")))
+        except StepEngineError as error:
+            # The others are started nevertheless, as those of spawn_agents are.
+            entries.append({"agent_type": kind, "error": error.message})
+        else:
+            entries.append({"agent_type": ref.agent_id, "id": ref.path})
+    all_failed = all("error" in entry for entry in entries)
+    return ToolResult.json(entries, status="error" if all_failed else "ok")
+
+
+def _wait(given: JsonDict, started: StartedChildren) -> Steps:
+    refs = _select_children(given.get("ids"), started)
+    if isinstance(refs, ToolResult):
+        return refs
+    if not refs:
+        return ToolResult.json({"done": [], "at_work": []})
+    seconds = given.get("timeout_seconds")
+    waited: Waited[Any] = yield from Wait(*refs, need=given.get("need", "all"), timeout=seconds)
+    paths = {ref.id: ref.path for ref in refs}
+    done: list[Any] = [{"id": paths[child.run_id], **shown_child(child)} for child in waited.done]
+    at_work: list[Any] = [_entry(ref) for ref in waited.open]
+    return ToolResult.json({"done": done, "at_work": at_work})
+
+
+def _message(given: JsonDict, started: StartedChildren) -> Steps:
+    refs = _select_children([given["id"]], started)
+    if isinstance(refs, ToolResult):
+        return refs
+    is_at_work = yield from Send(refs[0], given["text"])
+    if is_at_work:
+        return ToolResult.text(f"Told {refs[0].agent_id}; it reads it before its next step.")
+    return ToolResult.error(
+        f"{refs[0].agent_id} has ended already and reads nothing more; wait_agents gives its result."
+    )
+
+
+def _cancel(given: JsonDict, started: StartedChildren) -> Steps:
+    refs = _select_children([given["id"]], started)
+    if isinstance(refs, ToolResult):
+        return refs
+    child: ChildResult[Any] = yield from Cancel(refs[0], given.get("reason", ""))
+    return ToolResult.json({"id": refs[0].path, **shown_child(child)})
+
+
+def _list(_: JsonDict, started: StartedChildren) -> Steps:
+    at_work = set(started.at_work)
+    entries: list[Any] = [{**_entry(ref), "at_work": ref in at_work} for ref in started.refs]
+    return ToolResult.json({"agents": entries})
+    yield  # a generator, as those of its siblings
+
+
+def _sleep(given: JsonDict, _: StartedChildren) -> Steps:
+    woke = yield from Sleep(timedelta(seconds=given["seconds"]))
+    note = given.get("note", "")
+    return ToolResult.text(f"It is {woke.isoformat(timespec='seconds')}." + (f" Your note: {note}" if note else ""))
+
+
+def _entry(ref: ChildRef[Any]) -> dict[str, Any]:
+    return {"id": ref.path, "agent_type": ref.agent_id}
+
+
+def _select_children(ids: Sequence[str] | None, started: StartedChildren) -> Sequence[ChildRef[Any]] | ToolResult:
+    """Return the children that a model means, or the result that says which there are."""
+    if ids is None:
+        return started.at_work
+    known: Mapping[str, ChildRef[Any]] = {ref.path: ref for ref in started.refs}
+    missing = [name for name in ids if name not in known]
+    if missing:
+        listed = list_names([f"{path} ({ref.agent_id})" for path, ref in known.items()])
+        return ToolResult.error(f"There is no agent with the id {missing[0]!r} in the background. There are: {listed}.")
+    return [known[name] for name in dict.fromkeys(ids)]

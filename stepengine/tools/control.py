@@ -1,0 +1,337 @@
+"""
+The tools that a run carries out itself, and ``ask_user``.
+
+Here stand their texts, their schemas, and the checks of their inputs; what a control tool does to a run stands in the
+machine, which is given these as bindings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from stepengine.data.json import JsonDict, freeze, freeze_object
+from stepengine.data.messages import ToolResult
+from stepengine.data.questions import Answer, Interactor, Question, checked_interactor
+from stepengine.data.schemas import nest_schema
+from stepengine.data.tools import Action, Asking, Control, Runs, ToolAnnotations, ToolBinding, ToolSpec, Validated
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DataError, TranscriptError
+from stepengine.machine.control import HANDLER_ONLY
+from stepengine.tools.definition import Tool
+from stepengine.tools.repair import Aliases, repairer
+from stepengine.tools.schemas import STRING, UNFIT_AT_TOP, described, object_schema, validator
+
+__all__ = (
+    "ALIASES",
+    "ask_user_tool",
+    "checked",
+    "control_tools",
+    "control_tools_by_name",
+    "finder_tool",
+    "lookup_tool",
+    "set_output_binding",
+)
+
+HARMLESS = ToolAnnotations(read_only=True, idempotent=True)
+ALIASES: Aliases = {
+    "agents.agent_type": ("agent", "agent_id", "agentId"),
+    "agent_type": ("agent", "agent_id", "agentId"),
+    "questions.multi_select": ("multiple",),
+}
+
+SET_OUTPUT = """\
+Set the output of this run; a later call replaces it.
+
+Usage: pass the output's fields at the top level, or the whole output in `data`.
+Examples: {"data": {"answer": 42}} or {"answer": 42}
+When not to use: to talk to the user; write text instead.
+Notes: the turn goes on until you stop; when a schema is required and the output does not fit, the earlier output stays."""
+END_TURN = """\
+End the turn now.
+
+Usage: call it alone, when everything that was asked for is done.
+Examples: {} or {"message": "Renamed the function in three files."}
+When not to use: while there is work left; simply stopping also ends the turn.
+Notes: calls after it in the same reply are not executed."""
+HAND_OFF = """\
+Hand the conversation over to another agent, which answers from now on.
+
+Usage: give the id of one of the agents that you may run; it sees the whole conversation.
+Examples: {"agent": "billing"}
+When not to use: to get a result that you need yourself; run the agent instead.
+Notes: your turn ends with this call; calls after it in the same reply are not executed."""
+TASK_COMPLETED = """\
+Say that the whole task is done; the turn ends only when this is called.
+
+Usage: call it once, after you have checked the result.
+Examples: {}
+When not to use: to report progress, or before your last change was verified.
+Notes: calls after it in the same reply are not executed."""
+WRITE_TODOS = """\
+Write the list of things to do; it replaces the earlier list.
+
+Usage: give every item each time, finished ones with completed=true.
+Examples: {"todos": [{"task": "Read the parser", "completed": true}, {"task": "Fix the bug", "completed": false}]}
+When not to use: for work of one or two steps.
+Notes: the list is shown to the user as it is."""
+THINK_DEEPLY = """\
+Write down a thought before you act.
+
+Usage: think through a decision that has several good options.
+Examples: {"thought": "Renaming breaks two callers; adding an alias does not."}
+When not to use: to talk to the user; nobody is shown the thought as an answer.
+Notes: it changes nothing and does not end the turn by itself."""
+ADD_MESSAGE = "Append a message to the history. For handlers; never shown to a model."
+SET_MESSAGES = "Replace the history. For handlers; never shown to a model."
+LOOKUP_AGENT_INFO = """\
+Look up what an agent is for, what it takes, and what it gives.
+
+Usage: give the agent's id.
+Examples: {"agent_id": "code-searcher"}
+When not to use: for agents that are described to you already.
+Notes: an agent that does not exist gives found=false."""
+FIND = """\
+Search for further tools by words: there are more than you are shown.
+
+Usage: give words of what you want to do, or a name; what is found can be called from then on.
+Examples: {"query": "exchange rate"}
+When not to use: for tools that you are shown.
+Notes: the best few are found; a search that finds nothing need not be repeated with the same words."""
+ASK_USER = """\
+Ask the person one or more questions and wait for the answers.
+
+Usage: give options when there are sensible choices; free text is always possible.
+Examples: {"questions": [{"question": "Which database?", "options": ["PostgreSQL", "SQLite"]}]}
+When not to use: for what you can find out with your tools.
+Notes: the run pauses until somebody answers."""
+
+_TODO = {
+    "type": "object",
+    "properties": {
+        "task": described(STRING, "What to do."),
+        "completed": {"type": "boolean", "description": "Whether it is done."},
+    },
+    "required": ["task", "completed"],
+    "additionalProperties": False,
+}
+_OPTION = {
+    "type": "object",
+    "properties": {"label": STRING, "description": STRING},
+    "required": ["label"],
+    "additionalProperties": False,
+}
+_QUESTION = {
+    "type": "object",
+    "properties": {
+        "question": described(STRING, "The question."),
+        "header": described(STRING, "A short title."),
+        "options": {
+            "type": "array",
+            "items": {"anyOf": [STRING, _OPTION]},
+            "description": "Choices, each a text or a label with a description: none, or at least two.",
+        },
+        "multi_select": {"type": "boolean", "description": "Whether several options may be chosen."},
+    },
+    "required": ["question"],
+    "additionalProperties": False,
+}
+
+FREE_OUTPUT = JsonDict(
+    freeze(
+        {"type": "object", "properties": {"data": {"description": "The whole output."}}, "additionalProperties": True}
+    )
+)
+
+
+def checked(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]] | None = None) -> Tool:
+    """Return a tool that a run carries out: inputs are mended, then checked by its schema and *also*."""
+    validate = validator(spec.name, spec.input_schema, also)
+    return Tool.of_run(ToolBinding(spec, validate, repairer(spec.input_schema, ALIASES), runs=runs))
+
+
+def _message_issues(value: JsonDict) -> Iterator[str]:
+    try:
+        Transcript.from_dicts(value["messages"])
+    except (TranscriptError, DataError) as error:
+        yield f"messages: {error.message}"
+
+
+def _question_issues(value: JsonDict) -> Iterator[str]:
+    for index, question in enumerate(value["questions"]):
+        if len(question.get("options", ())) == 1:
+            yield f"questions.{index}.options: none or at least two, not one"
+
+
+def _control(
+    name: Action,
+    description: str,
+    schema: JsonDict,
+    also: Callable[[JsonDict], Iterator[str]] | None = None,
+    **flags: Any,
+) -> Tool:
+    flags = {
+        "category": "control",
+        "annotations": HARMLESS,
+        "requires_permission": False,
+        "forces_next_step": False,
+        **flags,
+    }
+    return checked(ToolSpec(name, description, schema, **flags), Control(name), also)
+
+
+@cache
+def control_tools_by_name() -> Mapping[str, Tool]:
+    """Return the control tools; made when the first of them is asked for, which most commands never do."""
+    made = (
+        _control("set_output", SET_OUTPUT, FREE_OUTPUT),
+        _control(
+            "set_messages", SET_MESSAGES, object_schema(("messages",), messages={"type": "array"}), _message_issues
+        ),
+        _control(
+            "add_message",
+            ADD_MESSAGE,
+            object_schema(
+                ("role", "content"),
+                role={"enum": ["user", "assistant"]},
+                content=STRING,
+                tags={"type": "array", "items": STRING},
+                ttl={"enum": ["agent_step", "user_prompt"]},
+            ),
+        ),
+        _control(
+            "end_turn",
+            END_TURN,
+            object_schema(message=described(STRING, "A last word.")),
+            ends_turn=True,
+            forces_next_step=True,
+        ),
+        _control(
+            "hand_off",
+            HAND_OFF,
+            object_schema(("agent",), agent=described(STRING, "The agent's id.")),
+            ends_turn=True,
+            forces_next_step=True,
+        ),
+        _control("task_completed", TASK_COMPLETED, object_schema(), ends_turn=True),
+        _control(
+            "write_todos",
+            WRITE_TODOS,
+            object_schema(("todos",), todos={"type": "array", "items": _TODO, "description": "The whole list."}),
+            forces_next_step=True,
+        ),
+        _control("think_deeply", THINK_DEEPLY, object_schema(("thought",), thought=described(STRING, "The thought."))),
+    )
+    return MappingProxyType({tool.name: tool for tool in made})
+
+
+def lookup_tool() -> Tool:
+    """Return ``lookup_agent_info``."""
+    return _control(
+        "lookup_agent_info",
+        LOOKUP_AGENT_INFO,
+        object_schema(("agent_id",), agent_id=described(STRING, "The agent's id.")),
+        category="read",
+        forces_next_step=True,
+    )
+
+
+def finder_tool() -> Tool:
+    """Return ``find_tools``."""
+    return _control(
+        "find_tools",
+        FIND,
+        object_schema(("query",), query=described(STRING, "Words of names and descriptions.")),
+        category="read",
+        forces_next_step=True,
+    )
+
+
+def set_output_binding(schema: JsonDict) -> ToolBinding:
+    """
+    Return ``set_output`` as an agent with an ``output_schema`` has it: the schema itself, or wrapped in ``data``.
+
+    The machine checks the input by the agent's own ``validate_output``.
+    """
+    free = control_tools_by_name()["set_output"].binding()
+    spec = attrs.evolve(free.spec, input_schema=schema if _fits_at_top(schema) else _inside_data(schema))
+    return ToolBinding(spec, lambda value: Validated(value, value), runs=free.runs)
+
+
+def _fits_at_top(schema: JsonDict) -> bool:
+    """Return whether providers accept *schema* as the input of a tool."""
+    return schema.get("type") == "object" and not any(word in schema for word in UNFIT_AT_TOP)
+
+
+def _inside_data(schema: JsonDict) -> JsonDict:
+    inner, definitions = nest_schema(schema, "data")
+    return freeze_object({**object_schema(("data",), data=inner), **definitions})
+
+
+def control_tools() -> list[Tool]:
+    """
+    Return ``set_output``, ``end_turn``, ``task_completed``, ``write_todos`` and ``think_deeply``.
+
+    Handlers may always use these; passing them to an agent offers them to its model. ``set_messages`` and
+    ``add_message`` are for handlers alone and not among them, and neither is ``hand_off``, which is for agents with
+    ``spawnable_agents``.
+    """
+    without = (*HANDLER_ONLY, "hand_off")
+    return [tool for name, tool in control_tools_by_name().items() if name not in without]
+
+
+def _questions(value: JsonDict) -> list[Question]:
+    return [
+        Question(
+            "",
+            q["question"],
+            q.get("options", ()),
+            q.get("multi_select", False),
+            allow_text=bool(q.get("options")),
+            descriptions=_descriptions(q.get("options", ())),
+        )
+        for q in value["questions"]
+    ]
+
+
+def _descriptions(options: Sequence[object]) -> list[str]:
+    """Return what is said of each option; nothing when nothing is said of any."""
+    said = [str(option.get("description") or "") if isinstance(option, Mapping) else "" for option in options]
+    return said if any(said) else []
+
+
+def _answers(answers: Sequence[Answer]) -> ToolResult:
+    if all(a.declined for a in answers):
+        return ToolResult.json({"skipped": True})
+    entries: list[Any] = [
+        {"question_index": i, **({"selected": list(a.selected)} if a.selected else {"text": a.text})}
+        for i, a in enumerate(answers)
+    ]
+    return ToolResult.json({"answers": entries})
+
+
+def ask_user_tool(interactor: Interactor | None = None) -> Tool:
+    """
+    Return ``ask_user``, which puts the model's questions to a person.
+
+    Args:
+        interactor: Who answers the questions of this tool in process, an object with a method ``ask(question)``; without
+            one the engine's interactor does, or the run suspends.
+
+    Raises:
+        DefinitionError: when *interactor* cannot be asked.
+    """
+    somebody = checked_interactor(interactor, "ask_user_tool(interactor)")
+    questions = {"type": "array", "items": _QUESTION, "minItems": 1, "description": "The questions."}
+    spec = ToolSpec(
+        "ask_user",
+        ASK_USER,
+        object_schema(("questions",), questions=questions),
+        category="ask",
+        requires_permission=False,
+    )
+    return checked(spec, Asking(_questions, _answers, somebody), _question_issues)

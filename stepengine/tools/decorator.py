@@ -1,0 +1,92 @@
+"""``@tool``: a typed function becomes a ``Tool``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from typing_extensions import Unpack
+
+from stepengine.data.json import freeze
+from stepengine.errors import DefinitionError
+from stepengine.tools.arguments import FunctionInputs
+from stepengine.tools.context import ToolContext
+from stepengine.tools.definition import Tool, ToolOptions, check_name
+from stepengine.tools.places import outer_names, place_of
+from stepengine.tools.schemas import check_providers
+from stepengine.tools.signatures import read_docstring, read_signature
+
+__all__ = ("tool",)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ToolDecorator(Protocol):
+    """Turns a function into a ``Tool``; its ``ToolContext`` is not among the parameters of the tool."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, R]], /) -> Tool[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[ToolContext, P], R], /) -> Tool[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Tool[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Tool[P, R]: ...
+
+
+@overload
+def tool(fn: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, R]], /) -> Tool[P, R]: ...
+@overload
+def tool(fn: Callable[Concatenate[ToolContext, P], R], /) -> Tool[P, R]: ...
+@overload
+def tool(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Tool[P, R]: ...
+@overload
+def tool(fn: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, **options: Unpack[ToolOptions]
+) -> ToolDecorator: ...
+def tool(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    **options: Unpack[ToolOptions],
+) -> Any:
+    """
+    Make a tool of a typed function: ``@tool`` or ``@tool(category="read", ...)``.
+
+    The schema comes from the signature, the description and those of the parameters from the docstring (Google, NumPy or
+    reST). A first parameter of type ``ToolContext`` and dependencies (``Depends``) are filled in per call and are no part
+    of the schema. Input is validated by pydantic: ``"5"`` is accepted for an ``int``, a text for a date, unknown
+    parameters are refused. ``async def`` bodies run on the event loop, others in a thread unless ``in_thread=False``.
+
+    Args:
+        fn: The function.
+        name: The tool's name; the function's by default.
+        description: For the model; the docstring by default.
+        **options: See ``ToolOptions``.
+
+    Raises:
+        DefinitionError: naming file and line, for ``*args``, ``**kwargs``, a parameter without a type or with one that
+            has no JSON Schema, a name that providers refuse, and options that do not go together.
+    """
+    names = outer_names("stepengine.tools")
+    if fn is None:
+        return lambda function: _make_tool(function, name, description, options, names)
+    return _make_tool(fn, name, description, options, names)
+
+
+def _make_tool(fn: Any, name: str | None, description: str | None, options: ToolOptions, names: Any) -> Tool:
+    if isinstance(fn, Tool):
+        msg = f"{fn!r} is a tool already; @tool stands once above a function"
+        raise DefinitionError(msg)
+    signature = read_signature(fn, names)
+    name = getattr(fn, "__name__", "") if name is None else name
+    check_name(name, f"{place_of(fn)}: ")
+    text, parameters = read_docstring(fn.__doc__)
+    inputs = FunctionInputs(name, signature, parameters)
+    check_providers(name, inputs.schema)
+    return Tool.of_function(name, freeze(text if description is None else description), inputs, signature, options)

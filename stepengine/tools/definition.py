@@ -1,0 +1,428 @@
+"""``Tool``: a name, a description, an input schema and a body."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from copy import copy
+from typing import Any, Generic, Protocol, TypedDict, cast, get_origin
+
+import attrs
+from attrs import frozen
+from typing_extensions import ParamSpec, TypeVar, Unpack
+
+from stepengine.data.alike import list_names
+from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.hooks import StepContext
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
+from stepengine.data.messages import ToolResult
+from stepengine.data.names import bound
+from stepengine.data.tools import (
+    Ordinary,
+    Runs,
+    ToolAnnotations,
+    ToolBinding,
+    ToolLike,
+    ToolSpec,
+    Validated,
+    Yielding,
+    parameters_in,
+)
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.tools.context import ToolContext
+from stepengine.tools.conversion import as_result, decode, encode, error_text
+from stepengine.tools.depends import Overrides
+from stepengine.tools.execution import bound_body, execute
+from stepengine.tools.repair import Aliases, repairer
+from stepengine.tools.schemas import SchemaInputs
+from stepengine.tools.signatures import FunctionBody, Signature, body_of
+
+__all__ = (
+    "Inputs",
+    "Tool",
+    "ToolOptions",
+    "ToolPreview",
+    "check_name",
+    "decode_result",
+)
+
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NO_OVERRIDES: Overrides = {}
+
+
+@frozen
+class ToolPreview:
+    """
+    One concrete call as a person sees it before it happens.
+
+    Attributes:
+        action: What will happen, in a few words, such as ``"Write src/app.py"``.
+        details: More, such as a diff or a command line.
+        problem: Why the tool will refuse the call; then nobody is asked, and the model is told this at once.
+    """
+
+    action: str
+    details: JsonValue = attrs.field(default=None, converter=freeze)
+    problem: str = attrs.field(default="", kw_only=True)
+
+
+class ToolOptions(TypedDict, total=False):
+    """
+    What ``@tool(...)`` and ``Tool(...)`` take beside name and description.
+
+    Attributes:
+        category: For permission rules: ``"read"``, ``"write"``, ``"execute"``, ``"network"`` or any other word; default ``""``.
+        annotations: What it does to the world, as ``ToolAnnotations``; by default none of it.
+        idempotent: Short for the annotation of that name: a call that a crash cut off is made again; default ``False``.
+        parallel_safe: Whether calls may run at the same time as other parallel-safe calls of one reply; default ``False``.
+        ends_turn: Whether the turn ends after it ran; default ``False``.
+        forces_next_step: Whether the model must see its result before the turn can end; default ``True``.
+        requires_permission: Whether an ask of a rule or a mode applies to it; with ``False`` it counts as allow, and a deny
+            still denies; default ``True``.
+        ephemeral: Keep only the newest so many results of this tool in the view; default ``None``, which keeps all.
+        timeout: Seconds that one call may take; 120 by default, ``math.inf`` for no end.
+        retries: How often a failed call is tried again; default 0. Only for idempotent tools.
+        strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it;
+            default ``False``.
+        defer_loading: Whether a model is shown it only after it searched for it: by its provider's own search where there is
+            one, else by the tool ``find_tools``; default ``False``.
+        in_thread: Whether a synchronous body runs in a thread (default), or on the event loop: for bodies that take
+            microseconds.
+        deferred: Whether its result comes from outside, by ``handle.send_tool_result``, after its body has begun the work; what
+            the body returns is dropped, unless it is an error, which is the result. The time-out is the body's; default
+            ``False``.
+        preview: A function of the input that returns a ``ToolPreview`` of one call, for whoever is asked; default ``None``.
+        aliases: Lists of other names that are accepted from a model, by dotted path of the parameter, such as
+            ``"replacements.old_string"``.
+        about: The files that a call touches or shows and the web addresses that it reaches, so that rules bind it by them:
+            texts such as ``"{source}"`` or ``"reports/{name}.csv"``, in which ``{name}`` stands for each text of that
+            parameter; ``()`` for a tool that touches none. Relative paths are below the engine's workspace, else the
+            working directory. Default ``None``: rules judge members such as ``path`` and ``url``.
+        uses: Of a tool that yields, what it may call beside what the agent has that calls it: tools, and the names of such;
+            agents, and their ids. Default ``()``.
+    """
+
+    category: str
+    annotations: ToolAnnotations
+    idempotent: bool
+    parallel_safe: bool
+    ends_turn: bool
+    forces_next_step: bool
+    requires_permission: bool
+    ephemeral: int | None
+    timeout: float | None
+    retries: int
+    strict: bool
+    defer_loading: bool
+    in_thread: bool
+    deferred: bool
+    preview: Callable[[JsonDict], ToolPreview] | None
+    aliases: Aliases
+    about: str | Sequence[str] | None
+    uses: Sequence[object]
+
+
+NO_TEXT: Mapping[Any, str] = {kind: kind.__name__ for kind in (int, float, bool, list, dict)}
+"""Annotations that no text fits."""
+
+
+OF_BODIES: Mapping[str, str] = {
+    "retries": "it may catch what an effect raised, and ask for it again",
+    "idempotent": "each of its effects is one by itself, and what was done is in the record",
+    "in_thread": "it waits for nothing itself, and its effects run where they belong",
+    "deferred": "it may wait for a person with `yield from Ask(...)`",
+}
+"""What a tool that yields has no use for, and why."""
+
+
+def _result_of_body(returned: Any, error: BaseException | None) -> ToolResult:
+    """Return the result of a tool that yields: of what its body returned, or the *error* that it ended with."""
+    return as_result(returned) if error is None else ToolResult.error(error_text(error))
+
+
+def _is_usable(value: object) -> bool:
+    return isinstance(value, str | AgentDefinition | ToolLike) and not isinstance(value, type)
+
+
+def _are_places(value: object) -> bool:
+    places = [value] if isinstance(value, str) else value
+    return isinstance(places, list | tuple) and all(isinstance(place, str) and place.strip() for place in places)
+
+
+OPTIONS = {
+    "description": TEXT,
+    "category": TEXT,
+    "annotations": an_instance(ToolAnnotations, "ToolAnnotations(read_only=True)"),
+    "idempotent": FLAG,
+    "parallel_safe": FLAG,
+    "ends_turn": FLAG,
+    "forces_next_step": FLAG,
+    "requires_permission": FLAG,
+    "ephemeral": or_none(COUNT),
+    "timeout": or_none(NUMBER),
+    "retries": COUNT,
+    "strict": FLAG,
+    "defer_loading": FLAG,
+    "in_thread": FLAG,
+    "deferred": FLAG,
+    "preview": or_none(Fine(callable, "a function of the input")),
+    "aliases": Fine(lambda value: isinstance(value, Mapping), "a mapping from a parameter to its other names"),
+    "uses": Fine(
+        lambda value: isinstance(value, list | tuple) and all(map(_is_usable, value)),
+        "a list of tools and agents, or of their names",
+    ),
+    "about": or_none(Fine(_are_places, 'a text or a list of texts such as "reports/{name}.csv"')),
+}
+
+
+def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options of a tool; raises ``DefinitionError`` for one that does not exist, or that is of another kind."""
+    problems = [OPTIONS[option].problem(option, value) for option, value in given.items() if option in OPTIONS]
+    if unknown := given.keys() - OPTIONS.keys():
+        known = list_names(sorted(OPTIONS.keys() - {"description"}), min(unknown))
+        msg = f"tool {name!r} is given {', '.join(sorted(unknown))}, which is no option; options are: {known}"
+        raise DefinitionError(msg)
+    for problem in filter(None, problems):
+        msg = f"tool {name!r}: {problem}"
+        raise DefinitionError(msg)
+    return dict(given)
+
+
+def _parameters(spec: ToolSpec) -> JsonDict:
+    found = spec.input_schema.get("properties")
+    return found if isinstance(found, JsonDict) else JsonDict()
+
+
+class Inputs(Protocol):
+    """Validates the input of a tool."""
+
+    schema: JsonDict
+
+    def validate(self, value: JsonDict) -> Validated:
+        """Return the validated input, or raise ``ToolInputError``."""
+
+
+def check_name(name: object, where: str = "") -> None:
+    """
+    Refuse a tool name that a provider would refuse.
+
+    Raises:
+        DefinitionError: unless it is 1 to 64 letters, digits, ``_`` and ``-``.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        msg = f"{where}{name!r} is not a tool name; providers take 1 to 64 letters, digits, '_' and '-'"
+        raise DefinitionError(msg)
+
+
+def _refusing(name: str) -> Callable[[Any], object]:
+    def refuse(_: object) -> Any:
+        msg = f"tool {name!r} is carried out by a run; it cannot be executed on its own"
+        raise ToolError(msg, tool_name=name)
+
+    return refuse
+
+
+class Tool(Generic[P, R]):
+    """
+    A tool. Made by ``@tool`` from a typed function, or here from a JSON Schema.
+
+    Args:
+        name: Unique name, ``[A-Za-z0-9_-]{1,64}``.
+        description: For the model.
+        input_schema: JSON Schema of the input, an object.
+        run: The body, sync or async. It takes the whole input as its one parameter, after a ``ToolContext`` if it has
+            one, and may have dependencies.
+        **options: See ``ToolOptions``.
+
+    Raises:
+        DefinitionError: for a bad name, a schema that cannot be checked, or options that do not go together.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        input_schema: Mapping[str, object],
+        run: Callable[..., object],
+        **options: Unpack[ToolOptions],
+    ) -> None:
+        check_name(name)
+        self._set_up(name, description, SchemaInputs(name, input_schema), body_of(run), options)
+        self._signature: Signature | None = None
+
+    @classmethod
+    def of_function(
+        cls, name: str, description: str, inputs: Inputs, signature: Signature, options: ToolOptions
+    ) -> Tool[P, R]:
+        """Return the tool of a typed function; ``@tool`` is the way to get there."""
+        made = cls.__new__(cls)
+        made._set_up(name, description, inputs, signature.body, options)  # noqa: SLF001  (a second constructor)
+        made._signature = signature  # noqa: SLF001
+        made.returns = NO_TEXT.get(get_origin(signature.returns) or signature.returns)
+        return made
+
+    @classmethod
+    def of_run(cls, binding: ToolBinding) -> Tool[P, R]:
+        """Return a tool that a run carries out itself, or as children or questions; its body refuses to be called."""
+        made = cls.__new__(cls)
+        made.spec, made.in_thread, made.runs_inline = binding.spec, False, True
+        made.folder = made.returns = None
+        # As `body_of` would find it; to look takes 0.1 ms, and each process makes a dozen of these.
+        made.body = FunctionBody(
+            _refusing(binding.spec.name), is_async=False, wants_context=False, needs={}, whole_input=True
+        )
+        made._binding, made._preview, made._signature = binding, None, None  # noqa: SLF001  (a third constructor)
+        return made
+
+    def _set_up(self, name: str, description: str, inputs: Inputs, body: FunctionBody, options: ToolOptions) -> None:
+        flags = _check_options(name, {**options, "description": description})
+        del flags["description"]
+        if "idempotent" in flags:
+            annotations = flags.get("annotations", ToolAnnotations())
+            flags["annotations"] = attrs.evolve(annotations, idempotent=flags.pop("idempotent"))
+        self.in_thread: bool = flags.pop("in_thread", True)
+        self.deferred: bool = flags.pop("deferred", False)
+        self.returns: str | None = None  # what the annotation names, where a text is certainly none of it
+        self.folder: tuple[str, ...] | None = None  # where it works, for the bundled sets: components of a real path
+        self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
+        aliases: Aliases = flags.pop("aliases", {})
+        uses: Sequence[object] = flags.pop("uses", ())
+        repair = repairer(inputs.schema, aliases)
+        self.body = body
+        self.spec = ToolSpec(name, description, inputs.schema, **flags)
+        self.runs_inline = not (body.is_async or body.needs or self.in_thread)
+        runs: Runs = Yielding(self._begin, _result_of_body, tuple(uses)) if body.is_generator else Ordinary(self)
+        self._binding = ToolBinding(self.spec, inputs.validate, repair, runs=runs)
+        self._check_options(options)
+
+    def _begin(self, ctx: StepContext, arguments: Mapping[str, Any]) -> Generator[Any, Any, Any]:
+        """Begin the body of a tool that yields."""
+        steps: Generator[Any, Any, Any] = bound_body(self.body, ctx, arguments)()
+        return steps
+
+    def _check_options(self, given: Mapping[str, object]) -> None:
+        spec = self.spec
+        problem = ""
+        if self.body.is_generator and (useless := [name for name in OF_BODIES if name in given]):
+            problem = f"yields, so {useless[0]}= means nothing: {OF_BODIES[useless[0]]}"
+        elif not self.body.is_generator and given.get("uses"):
+            problem = "does not yield, so it calls nothing: uses= is for tools that are generator functions"
+        elif spec.retries and not spec.annotations.idempotent:
+            problem = "is retried, but only a tool with idempotent=True may be"
+        elif spec.timeout is not None and not spec.timeout > 0:
+            problem = f"has timeout={spec.timeout!r}; seconds, None for the default, or math.inf would be fine"
+        elif self.runs_inline and spec.timeout not in {None, math.inf}:
+            problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out"
+        elif unknown := [p for place in spec.about or () for p in parameters_in(place) if p not in _parameters(spec)]:
+            known = list_names(_parameters(spec), unknown[0])
+            problem = f"says that a call is about {unknown[0]!r}, which is none of its parameters; they are: {known}"
+        if problem:
+            msg = f"tool {spec.name!r} {problem}"
+            raise DefinitionError(msg)
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.spec.name
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        """The function."""
+        return self.body.fn
+
+    def binding(self) -> ToolBinding:
+        """Return the tool as the machine knows it."""
+        return self._binding
+
+    def execute(
+        self, arguments: Mapping[str, object], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
+    ) -> Coroutine[Any, Any, ToolResult]:
+        """
+        Run the body with validated arguments and return its result; a failing body gives an error result.
+
+        Args:
+            arguments: ``Validated.arguments``.
+            ctx: The context of this call.
+            overrides: Dependency factory to the factory that stands in for it.
+
+        Raises:
+            asyncio.CancelledError: when this task was cancelled.
+            KeyboardInterrupt: when the body raised it; so for ``SystemExit``.
+            ToolError: for a tool that yields, which is a run of its own.
+        """
+        if self.body.is_generator:
+            msg = f"tool {self.spec.name!r} yields, so only a run can carry it out"
+            raise ToolError(msg, tool_name=self.spec.name)
+        return execute(self, arguments, ctx, overrides)
+
+    def preview(self, input: JsonDict) -> ToolPreview | None:
+        """Return how this call looks to a person, or ``None`` when the tool has no preview."""
+        return None if self._preview is None else self._preview(input)
+
+    def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
+        """
+        Return the input that stands for a call with Python arguments: names for positions, JSON for values.
+
+        Raises:
+            TypeError: when the arguments do not fit the function's parameters.
+            DataError: when a value has no JSON form.
+        """
+        if self._signature is None:
+            return freeze_object(encode(args[0] if args else kwargs))
+        free = [p.replace(annotation=p.empty) for p in self._signature.parameters]
+        return freeze_object(encode(bound(self.spec.name, inspect.Signature(free), *args, **kwargs)))
+
+    def decode(self, result: ToolResult) -> R:
+        """
+        Return a result as the type that the function is annotated to return.
+
+        Raises:
+            ToolError: when the result is an error.
+            DataError: when it does not fit the annotation.
+        """
+        value: R = decode(self.spec.name, Any if self._signature is None else self._signature.returns, result)
+        return value
+
+    def __repr__(self) -> str:
+        return f"Tool({self.spec.name!r})"
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Refuse to be called like the function: nothing would validate, record or limit that call."""
+        msg = (
+            f"tool {self.spec.name!r} is not called directly; in a handler write `yield from call({self.spec.name}, ...)`, "
+            f"in a unit test {self._tested()}"
+        )
+        raise TypeError(msg)
+
+    def _tested(self) -> str:
+        name = self.spec.name
+        if self.body.is_generator:
+            return f"`Walk({name}, params={{...}})` (from stepengine.testing)"
+        return f"`{name}.fn(...)`"
+
+
+def in_sandbox(
+    tool: Tool[P, R], sandbox: Callable[[], str], offers: Sequence[str], *, at_provider: bool = False
+) -> Tool[P, R]:
+    """Return a tool that yields with what carries out its work, and what is offered beside it; see ``Yielding``."""
+    made, binding = copy(tool), tool.binding()
+    runs = attrs.evolve(cast("Yielding", binding.runs), sandbox=sandbox, offers=tuple(offers), at_provider=at_provider)
+    made._binding = attrs.evolve(binding, runs=runs)  # noqa: SLF001 - a copy of ours
+    return made
+
+
+def decode_result(tool: Tool[..., R], result: ToolResult) -> R:
+    """
+    Return a tool's result as the type that its function is annotated to return.
+
+    Raises:
+        ToolError: when the result is an error.
+        DataError: when it does not fit the annotation.
+    """
+    return tool.decode(result)

@@ -1,0 +1,277 @@
+"""
+``Depends``: what a tool needs and no caller passes, declared on the parameter and resolved per call.
+
+A factory may be sync or async, a generator that yields once (what follows the ``yield`` is its teardown), and may itself
+take dependencies and the ``ToolContext``. Teardowns run in reverse order, even when one fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
+
+from attrs import frozen
+
+from stepengine.errors import DefinitionError
+from stepengine.tools.context import ToolContext
+from stepengine.tools.places import hints_of, place_of
+
+__all__ = (
+    "Dependency",
+    "Depends",
+    "FactoryNode",
+    "Overrides",
+    "Resolver",
+    "dependency_of",
+    "is_asynchronous",
+    "node_of",
+)
+
+Factory: TypeAlias = Callable[..., Any]
+Overrides: TypeAlias = Mapping[Callable[..., Any], Callable[..., Any]]
+Kind: TypeAlias = Literal["plain", "async", "generator", "async_generator"]
+Runner: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+@frozen
+class Dependency:
+    """
+    The mark that ``Depends`` leaves on a parameter.
+
+    Attributes:
+        factory: What makes the value.
+        use_cache: Whether one value serves every use within a call.
+    """
+
+    factory: Factory
+    use_cache: bool = True
+
+
+def Depends(factory: Factory, *, use_cache: bool = True) -> Any:  # noqa: N802  (reads like a type at its use)
+    """
+    Declare that a factory fills a parameter in.
+
+    Write ``db: Db = Depends(get_db)`` or ``db: Annotated[Db, Depends(get_db)]``.
+
+    Args:
+        factory: A sync or async function, a class, or a generator function that yields the value once. Its own
+            parameters are dependencies, a ``ToolContext``, or have defaults.
+        use_cache: Make one value per call and share it; ``False`` makes one for every use.
+
+    Raises:
+        DefinitionError: when *factory* is not callable.
+    """
+    if not callable(factory):
+        msg = f"Depends takes a function that makes the value, not {factory!r}"
+        raise DefinitionError(msg)
+    return Dependency(factory, use_cache)
+
+
+@frozen(eq=False)
+class FactoryNode:
+    """
+    A factory and what it needs.
+
+    Attributes:
+        factory: The function.
+        kind: How it gives its value.
+        needs: Parameter name to dependency and node.
+        context: The names of the parameters that take the ``ToolContext``.
+    """
+
+    factory: Factory
+    kind: Kind
+    needs: Mapping[str, tuple[Dependency, FactoryNode]]
+    context: tuple[str, ...]
+
+
+def dependency_of(annotation: object, default: object) -> Dependency | None:
+    """Return the dependency that a parameter declares by its default value or its ``Annotated`` type, if any."""
+    if isinstance(default, Dependency):
+        return default
+    if get_origin(annotation) is Annotated:
+        return next((m for m in get_args(annotation)[1:] if isinstance(m, Dependency)), None)
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def node_of(factory: Factory) -> FactoryNode:
+    """
+    Return the node of a factory.
+
+    Raises:
+        DefinitionError: for a cycle, and for a parameter that nobody can fill in.
+    """
+    return _node(factory, ())
+
+
+def _node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
+    if factory in chain:
+        names = " -> ".join(_name(f) for f in (*chain[chain.index(factory) :], factory))
+        msg = f"{place_of(factory)}: dependencies form a cycle: {names}"
+        raise DefinitionError(msg)
+    needs: dict[str, tuple[Dependency, FactoryNode]] = {}
+    context: list[str] = []
+    hints = hints_of(factory)
+    for name, parameter in _parameters(factory).items():
+        annotation = hints.get(name)
+        dependency = dependency_of(annotation, parameter.default)
+        if dependency is not None:
+            needs[name] = (dependency, _node(dependency.factory, (*chain, factory)))
+        elif annotation is ToolContext:
+            context.append(name)
+        elif parameter.default is parameter.empty and parameter.kind not in {
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        }:
+            msg = (
+                f"{place_of(factory)}: parameter {name!r} of the dependency {_name(factory)!r} cannot be filled in; "
+                "use Depends(...), ToolContext or a default"
+            )
+            raise DefinitionError(msg)
+    return FactoryNode(factory, _kind(factory), needs, tuple(context))
+
+
+def _name(factory: Factory) -> str:
+    return getattr(factory, "__name__", type(factory).__name__)
+
+
+def _parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a built-in without a signature takes nothing from us
+        return {}
+
+
+def _kind(factory: Factory) -> Kind:
+    called = (
+        factory
+        if inspect.isroutine(factory) or isinstance(factory, type | functools.partial)
+        else type(factory).__call__
+    )
+    if inspect.isasyncgenfunction(called):
+        return "async_generator"
+    if inspect.iscoroutinefunction(called):
+        return "async"
+    return "generator" if inspect.isgeneratorfunction(called) else "plain"
+
+
+def is_asynchronous(node: FactoryNode, overrides: Overrides) -> bool:
+    """Return whether the node or anything that it needs has to run on the event loop."""
+    override = overrides.get(node.factory)
+    if override is not None and override is not node.factory:
+        node = node_of(override)
+    return node.kind in {"async", "async_generator"} or any(
+        is_asynchronous(n, overrides) for _, n in node.needs.values()
+    )
+
+
+class Resolver:
+    """
+    Makes the dependencies of one call and tears them down.
+
+    Args:
+        context: What factories that ask for it get.
+        overrides: Factory to the factory that stands in for it.
+        run: How synchronous factories are run.
+    """
+
+    def __init__(self, context: ToolContext, overrides: Overrides, run: Runner) -> None:
+        self._context = context
+        self._overrides = overrides
+        self._run = run
+        self._values: dict[Factory, Any] = {}
+        self._teardowns: list[tuple[str, Any]] = []
+        self._replaced: list[Factory] = []
+
+    async def value(self, dependency: Dependency, node: FactoryNode) -> Any:
+        """Return the value of one dependency, making it and what it needs."""
+        override = self._overrides.get(node.factory)
+        if override is None or node.factory in self._replaced:
+            return await self._value(dependency, node)
+        self._replaced.append(node.factory)
+        try:
+            return await self._value(dependency, node_of(override))
+        finally:
+            self._replaced.pop()
+
+    async def _value(self, dependency: Dependency, node: FactoryNode) -> object:
+        if dependency.use_cache and node.factory in self._values:
+            return self._values[node.factory]
+        arguments: dict[str, object] = dict.fromkeys(node.context, self._context)
+        for name, (needed, of) in node.needs.items():
+            arguments[name] = await self.value(needed, of)
+        value = await self._make(node, functools.partial(node.factory, **arguments))
+        if dependency.use_cache:
+            self._values[node.factory] = value
+        return value
+
+    async def _make(self, node: FactoryNode, make: Callable[[], Any]) -> Any:
+        if node.kind == "async":
+            return await make()
+        if node.kind == "async_generator":
+            source = make()
+            value = await anext(source, _NOTHING)
+        elif node.kind == "generator":
+            source = make()
+            value = await self._run(functools.partial(next, source, _NOTHING))
+        else:
+            value = await self._run(make)
+            return await value if inspect.isawaitable(value) else value
+        if value is _NOTHING:
+            msg = f"the dependency {_name(node.factory)!r} yielded nothing"
+            raise RuntimeError(msg)
+        self._teardowns.append((_name(node.factory), source))
+        return value
+
+    async def close(self, failure: BaseException | None) -> list[BaseException]:
+        """
+        Tear down in reverse order; the generators see *failure* at their ``yield``.
+
+        Returns:
+            What the teardowns raised; *failure* itself passing through is not among it.
+        """
+        broken: list[BaseException] = []
+        while self._teardowns:
+            name, source = self._teardowns.pop()
+            try:
+                if inspect.isasyncgen(source):
+                    await _finish_async(source, failure)
+                else:
+                    await self._run(functools.partial(_finish, source, failure))
+            except BaseException as error:  # noqa: BLE001  (the other teardowns must run; the caller raises it)
+                if error is not failure:
+                    error.add_note(f"in the teardown of the dependency {name!r}")
+                    broken.append(error)
+        return broken
+
+
+_NOTHING = object()
+
+
+def _finish(source: Any, failure: BaseException | None) -> None:
+    try:
+        if failure is None:
+            next(source)
+        else:
+            source.throw(failure)
+    except StopIteration:
+        return
+    source.close()
+    msg = "a dependency yields once, this one yielded again"
+    raise RuntimeError(msg)
+
+
+async def _finish_async(source: Any, failure: BaseException | None) -> None:
+    try:
+        if failure is None:
+            await anext(source)
+        else:
+            await source.athrow(failure)
+    except StopAsyncIteration:
+        return
+    await source.aclose()
+    msg = "a dependency yields once, this one yielded again"
+    raise RuntimeError(msg)

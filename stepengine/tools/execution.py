@@ -1,0 +1,301 @@
+"""
+Runs the body of a tool: dependencies, thread, timeout, retries, and what it leaves behind.
+
+Whatever a body raises becomes an error result, with five exceptions that are not the tool's: a real cancellation of the
+task, ``KeyboardInterrupt``, ``SystemExit``, other exceptions that are no ``Exception``, and ``UnknownOutcome``: nobody may do again,
+or call failed, what may have happened.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
+from stepengine.data.tools import ToolSpec, timed_out
+from stepengine.errors import ToolError, UnknownOutcome
+from stepengine.tools.context import ToolContext
+from stepengine.tools.conversion import as_result, error_text
+from stepengine.tools.depends import Overrides, Resolver, is_asynchronous
+from stepengine.tools.leftovers import OWNER, Checks, Mark, end_tasks
+from stepengine.tools.signatures import FunctionBody
+from stepengine.tools.worker import OnLoop, context_for_thread
+from stepengine.workspace.threads import ThreadPool
+
+# asyncio is imported where something runs: loading it takes as long as all that `from stepengine import tool` needs beside it.
+
+__all__ = ("ToolWithBody", "bound_body", "execute")
+
+TOOL_SECONDS = 120.0
+"""Most calls take seconds; a test suite or a slow server ends within two minutes, and one that hangs does not hold a run for long."""
+RETRY_WAIT_SECONDS = 0.1
+"""A lost connection is often back at once; each further wait is twice as long."""
+RETRY_WAIT_SECONDS_MAX = 5.0
+"""A tool is part of a step that somebody waits for; what does not work within seconds is told to the model instead."""
+
+
+class ToolWithBody(Protocol):
+    """What is needed of a ``stepengine.Tool`` to run its body."""
+
+    spec: ToolSpec
+    body: FunctionBody
+    in_thread: bool
+    runs_inline: bool
+    returns: str | None
+
+
+class Raised:
+    """What a body raised; *timeout* is set when it was our clock that ended it."""
+
+    __slots__ = ("error", "timeout")
+
+    def __init__(self, error: BaseException, timeout: float | None = None) -> None:
+        self.error = error
+        self.timeout = timeout
+
+
+async def execute(
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+) -> ToolResult:
+    """Run the body, again as often as the tool allows when it fails, longer and longer waits between; return its result."""
+    body, spec = tool.body, tool.spec
+    tries = spec.retries
+    while True:
+        scoped = ctx.for_call(spec.name) if body.wants_context or body.needs else ctx
+        # A body that is known to be quick and synchronous is called where it stands: a thread costs some 50 us, more
+        # than a step.
+        if tool.runs_inline and not Checks.inline:
+            # As it is bound, where it is bound to nothing but arguments.
+            is_plain = not (body.wants_context or body.positional or body.whole_input)
+            outcome = _caught(body.fn, **arguments) if is_plain else _caught(bound_body(body, scoped, arguments))
+        else:
+            outcome = await _run_body_once(tool, arguments, scoped, overrides)
+        if not isinstance(outcome, Raised):
+            if isinstance(outcome, str) and tool.returns is not None:
+                from stepengine.data.events import Warned
+
+                ctx.emit(Warned(message=_misnamed(spec.name, tool.returns)))
+            return as_result(outcome, scoped.max_chars if body.wants_context else None)
+        if isinstance(outcome.error, UnknownOutcome):
+            raise outcome.error
+        _log(spec.name, outcome, ctx, tries)
+        if not tries:
+            return _failure(spec.name, outcome)
+        await ctx.pause(min(RETRY_WAIT_SECONDS * 2 ** (spec.retries - tries), RETRY_WAIT_SECONDS_MAX))
+        tries -= 1
+
+
+def _misnamed(tool_name: str, returns: str) -> str:
+    """Return the warning about a text where the annotation says something else: whoever compares it is wrong in silence."""
+    return (
+        f"tool {tool_name!r} is annotated `-> {returns}` and returned a text; the result is that text, not a {returns}"
+    )
+
+
+async def _run_body_once(
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+) -> Any:
+    """Run the body once, and end what it leaves behind."""
+    mark = Mark()
+    try:
+        with mark:
+            if tool.runs_inline:
+                return _caught(bound_body(tool.body, ctx, arguments))
+            return await _outcome(tool, arguments, ctx, overrides)
+    finally:
+        if left := mark.tasks():
+            await end_tasks(left, tool.spec.name, ctx)
+
+
+def _log(tool_name: str, raised: Raised, ctx: ToolContext, tries: int) -> None:
+    """
+    Write the traceback to the log, which is where it belongs; the model only gets the message.
+
+    A ``ToolError`` is how a tool says no: its message is the whole story, so its traceback is for those who look closely.
+    """
+    import traceback
+
+    trace = "".join(traceback.format_exception(raised.error))
+    again = f"; it is tried {tries} more times" if tries else ""
+    message = f"tool {tool_name!r} raised {type(raised.error).__name__}{again}"
+    log = ctx.logger.debug if isinstance(raised.error, ToolError) else ctx.logger.error
+    log(message, traceback=trace)
+
+
+def _failure(tool_name: str, raised: Raised) -> ToolResult:
+    if raised.timeout is not None:
+        return ToolResult.error(timed_out(tool_name, raised.timeout))
+    if _is_cancellation(raised.error):  # and nobody cancelled the call
+        text = f"tool {tool_name!r} failed: what it waited for was cancelled, so its outcome is unknown"
+        said = error_text(raised.error) if str(raised.error) else text
+        return ToolResult.error(said, side_effects=(SideEffect(CUT_OFF, tool_name),))
+    return ToolResult.error(error_text(raised.error))
+
+
+def bound_body(
+    body: FunctionBody, ctx: Any, arguments: Mapping[str, object], needed: Mapping[str, object] | None = None
+) -> Any:
+    """Return the body with everything that it takes."""
+    first = (ctx,) if body.wants_context else ()
+    if body.whole_input:
+        return functools.partial(body.fn, *first, arguments, **needed or {})
+    if needed:
+        arguments = {**arguments, **needed}
+    if body.positional:
+        first = (*first, *[arguments[name] for name in body.positional])
+        arguments = {k: v for k, v in arguments.items() if k not in body.positional}
+    return functools.partial(body.fn, *first, **arguments)
+
+
+def _caught(body: Callable[..., object], /, **arguments: object) -> Any:
+    """Call a synchronous body and return its value or what it raised."""
+    try:
+        return body(**arguments)
+    except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
+        return Raised(error)
+    # A cancellation out of synchronous code can only be the body's own, and is its failure; anything else that is no
+    # `Exception` is meant for who called the run (reliability:TL02).
+    except BaseException as error:
+        if _is_cancellation(error):  # nobody can cancel synchronous code, so it is the body's own
+            return Raised(error)
+        raise
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    import asyncio
+
+    return isinstance(error, asyncio.CancelledError)
+
+
+def _outcome(
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+) -> Coroutine[Any, Any, Any]:
+    """Return the coroutine that runs the body where it belongs."""
+    body = tool.body
+    seconds = TOOL_SECONDS if tool.spec.timeout is None else tool.spec.timeout
+    limit = None if math.isinf(seconds) else seconds
+    if not body.needs and body.is_async:
+        return _on_loop(bound_body(body, ctx, arguments), limit)
+    if tool.in_thread:
+        return _with_thread(tool, arguments, ctx, overrides, limit)
+    return _resolved(body, arguments, ctx, overrides, _here, functools.partial(_on_loop, limit=limit))
+
+
+async def _on_loop(work: Callable[[], Awaitable[object]], limit: float | None) -> Any:
+    """Await *work* and return its value or what it raised."""
+    import asyncio
+
+    clock = asyncio.timeout(None)
+    try:
+        async with clock:
+            if limit is not None:
+                # Unmarked: a cancelled timer waits in the loop's heap, and its context would keep the mark's owner there.
+                token = OWNER.set(None)
+                clock.reschedule(asyncio.get_running_loop().time() + limit)
+                OWNER.reset(token)
+            value = await work()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return Raised(error)
+    except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
+        return Raised(error, limit if clock.expired() and isinstance(error, TimeoutError) else None)
+    # A body that catches its cancellation and returns in peace has been too slow all the same; what it returned came
+    # after the limit, and the model has to be told so.
+    if clock.expired():
+        msg = "the body swallowed its cancellation"
+        return Raised(TimeoutError(msg), limit)
+    return value
+
+
+async def _with_thread(
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, limit: float | None
+) -> Any:
+    """Run what is synchronous in a thread: all of it in one go when nothing has to run on the loop."""
+    import asyncio
+
+    body, name = tool.body, tool.spec.name
+    loop = OnLoop(asyncio.get_running_loop())
+    pool = ctx.threads or ThreadPool(1)
+    wanted = body.wants_context or body.needs
+    inside, signal = context_for_thread(ctx, loop) if wanted else (ctx, None)
+    in_thread = functools.partial(pool.run, name, signal=signal, leaked=ctx.leaked)
+    try:
+        if not body.needs:
+            job = functools.partial(_caught, bound_body(body, inside, arguments))
+            return await _on_loop(functools.partial(in_thread, job), limit)
+        if not body.is_async and not any(is_asynchronous(node, overrides) for _, node in body.needs.values()):
+            whole = functools.partial(_resolved, body, arguments, inside, overrides, _here, _on_no_loop)
+            return await _on_loop(functools.partial(in_thread, functools.partial(_driven, whole)), limit)
+        guard = functools.partial(_on_loop, limit=limit)
+        return await _resolved(body, arguments, inside, overrides, in_thread, guard)
+    # A thread that is left behind, since it cannot be stopped, must not reach into the loop of a call that is over.
+    finally:
+        loop.is_open = False
+        if ctx.threads is None:
+            pool.close()
+
+
+async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
+    body: FunctionBody,
+    arguments: Mapping[str, object],
+    ctx: ToolContext,
+    overrides: Overrides,
+    run: Callable[[Callable[[], Any]], Awaitable[object]],
+    guard: Callable[[Callable[[], Awaitable[Any]]], Awaitable[object]],
+) -> Any:
+    """Make the dependencies, run the body under *guard*, and tear down, whatever happened."""
+    resolver = Resolver(ctx, overrides, run)
+
+    async def work() -> Any:
+        needed = {name: await resolver.value(*need) for name, need in body.needs.items()}
+        bound = bound_body(body, ctx, arguments, needed)
+        return await bound() if body.is_async else await run(bound)
+
+    try:
+        outcome = await guard(work)
+    except BaseException as error:
+        for problem in await resolver.close(error):
+            error.add_note(f"and a teardown raised {error_text(problem)}")
+        raise
+    # Torn down on every way out, in reverse order, and a teardown that fails does not keep the next from running
+    # (reliability:TL15).
+    broken = await resolver.close(outcome.error if isinstance(outcome, Raised) else None)
+    for problem in broken:
+        if not isinstance(problem, Exception | GeneratorExit):
+            raise problem
+        if not isinstance(outcome, Raised):
+            outcome = Raised(problem)
+        elif outcome.error is not problem:
+            outcome.error.add_note(f"and a teardown raised {error_text(problem)}")
+    return outcome
+
+
+async def _here(make: Callable[[], object]) -> Any:
+    return make()
+
+
+async def _on_no_loop(work: Callable[[], Awaitable[object]]) -> Any:
+    """Await *work* in a thread, where nothing can be cancelled."""
+    import asyncio
+
+    try:
+        return await work()
+    except (Exception, GeneratorExit, asyncio.CancelledError) as error:  # noqa: BLE001  (a body may raise anything)
+        return Raised(error)
+
+
+def _driven(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
+    """Run a coroutine that never waits, and return its value."""
+    coroutine = make()
+    try:
+        # One step is enough for what never waits; so one way of resolving dependencies serves threads and loops.
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    msg = "a synchronous dependency returned something to await; make its factory async"
+    return Raised(TypeError(msg))

@@ -1,0 +1,97 @@
+"""
+Finds and ends the tasks that a body leaves behind.
+
+``Mark`` sets a context variable while a body runs. A task, timer or thread that the body starts copies the context and so
+keeps the mark's owner alive. When the owner is gone at the end of the call, which is nearly always, nothing is left
+behind and nothing needs to be searched.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextvars import Context, ContextVar, Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from stepengine.tools.context import ToolContext
+from stepengine.workspace.threads import CANCEL_GRACE_SECONDS
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ("Checks", "Mark", "end_tasks")
+
+
+class CallOwner:
+    """Stands for one call in the contexts that were copied while it ran."""
+
+    __slots__ = ("__weakref__",)
+
+
+OWNER: ContextVar[CallOwner | None] = ContextVar("stepengine_tool_call", default=None)
+
+
+class Checks:
+    """What is looked after beside what can be left behind in production; the test kit switches it on."""
+
+    inline = False
+    """Whether bodies that run on the loop's own thread, in one go, are watched for tasks that they start."""
+
+
+class Mark:
+    """Marks what is started inside of its ``with`` block."""
+
+    __slots__ = ("_owner", "_token")
+
+    _token: Token[CallOwner | None]
+    _owner: weakref.ref[CallOwner]
+
+    def __enter__(self) -> Self:
+        owner = CallOwner()
+        self._owner = weakref.ref(owner)
+        self._token = OWNER.set(owner)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        OWNER.reset(self._token)
+
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Return the unfinished tasks that were started inside of the block; call it after the block."""
+        owner = self._owner()
+        if owner is None:
+            return []
+        import asyncio
+
+        here = asyncio.current_task()
+        return [t for t in asyncio.all_tasks() if t is not here and _context(t).get(OWNER) is owner]
+
+
+def _context(task: asyncio.Task[Any]) -> Context:
+    getter = getattr(task, "get_context", None)
+    if getter is not None:  # Python 3.12 and later
+        found: Context = getter()
+        return found
+    return next((r for r in gc.get_referents(task) if isinstance(r, Context)), Context())
+
+
+async def end_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, ctx: ToolContext) -> None:
+    """Cancel tasks, wait a little for their end, and name them in an event."""
+    import asyncio
+
+    from stepengine.data.events import Warned
+
+    for task in tasks:
+        task.cancel()
+    done, _ = await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # so that nobody is told that it was never retrieved
+    names = ", ".join(sorted(_name(t) for t in tasks))
+    ctx.emit(Warned(message=f"tool {tool_name!r} left tasks behind, which were cancelled: {names}"))
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    return f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', '?')})"

@@ -1,0 +1,83 @@
+"""Where a function stands in the author's files, and the types of its parameters."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from stepengine.errors import DefinitionError
+
+__all__ = ("hints_of", "is_bundled", "outer_names", "place_of")
+
+
+def place_of(fn: Callable[..., object]) -> str:
+    """Return ``file:line`` of a function, or its module's name when it has no code of its own."""
+    code = getattr(inspect.unwrap(_plain(fn)), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else str(getattr(fn, "__module__", type(fn).__module__))
+
+
+def _plain(fn: object) -> Any:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(fn, type):
+        return cast("Any", fn).__init__
+    return fn if inspect.isroutine(fn) else type(fn).__call__
+
+
+def is_bundled(fn: Callable[..., object]) -> bool:
+    """
+    Return whether *fn* is the body of a bundled tool, which is made anew for each root and takes the same in every one.
+    """
+    if not inspect.isfunction(fn) or hasattr(fn, "__wrapped__"):
+        return False
+    # Not `__module__`, which a wrapper may have taken over, and code that was executed without one lacks.
+    return str(fn.__globals__.get("__name__")).startswith("stepengine.tools.bundled.")
+
+
+_BUNDLED: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+
+def _bundled_hints(fn: Callable[..., object]) -> dict[str, Any]:
+    """Evaluate annotations once: the names of a module of ours keep their meaning, those of other people's may not."""
+    written = (fn.__module__, *fn.__annotations__.items())
+    found = _BUNDLED.get(written)
+    if found is None:
+        found = _BUNDLED[written] = inspect.get_annotations(fn, eval_str=True)
+    return dict(found)
+
+
+def hints_of(fn: Callable[..., object], names: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """
+    Return the evaluated annotations of a function, ``Annotated`` kept.
+
+    Args:
+        fn: A function, method, class, partial or callable object.
+        names: More names that its string annotations may use, such as the locals where it was defined.
+
+    Raises:
+        DefinitionError: when an annotation names something that does not exist at run time.
+    """
+    plain = _plain(fn)
+    try:
+        return _bundled_hints(plain) if is_bundled(plain) else inspect.get_annotations(plain, eval_str=True)
+    except NameError:
+        pass
+    try:
+        return inspect.get_annotations(plain, eval_str=True, locals=names or {})
+    except NameError as error:
+        msg = (
+            f"{place_of(fn)}: an annotation of {getattr(fn, '__name__', fn)!r} names {error.name!r}, which does not exist "
+            "at run time; import it outside of `if TYPE_CHECKING`"
+        )
+        raise DefinitionError(msg) from None
+
+
+def outer_names(package: str) -> Mapping[str, object]:
+    """Return the local names of the nearest caller outside of *package*, for annotations that use local classes."""
+    frame = sys._getframe(1)  # noqa: SLF001  (the documented way to see a caller's names)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(package):
+        frame = frame.f_back
+    return dict(frame.f_locals)

@@ -1,0 +1,55 @@
+"""What a body in a thread uses to reach the event loop: its context emits and logs there, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stepengine.data.hooks import RunLogger
+from stepengine.tools.context import CallSignal, ToolContext
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ("OnLoop", "context_for_thread")
+
+
+class OnLoop:
+    """Calls functions on the loop, in order, until the call is over; an abandoned body is not heard any more."""
+
+    __slots__ = ("_loop", "is_open")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.is_open = True
+
+    def wrap(self, fn: Callable[..., None]) -> Callable[..., None]:
+        """Return a function that has the loop call *fn*."""
+
+        def called(*args: object, **kwargs: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(functools.partial(self._call, fn, *args, **kwargs))
+
+        return called
+
+    def _call(self, fn: Callable[..., None], *args: object, **kwargs: object) -> None:
+        if self.is_open:
+            fn(*args, **kwargs)
+
+
+class LoopLogger:
+    """A logger whose lines are logged on the loop."""
+
+    def __init__(self, logger: RunLogger, loop: OnLoop) -> None:
+        self.debug = loop.wrap(logger.debug)
+        self.info = loop.wrap(logger.info)
+        self.warning = loop.wrap(logger.warning)
+        self.error = loop.wrap(logger.error)
+
+
+def context_for_thread(ctx: ToolContext, loop: OnLoop) -> tuple[ToolContext, CallSignal]:
+    """Return the context for a body in a thread, and the signal that cancels this one call."""
+    signal = CallSignal(ctx.cancelled)
+    return ctx.for_thread(signal, loop.wrap, LoopLogger(ctx.logger, loop)), signal

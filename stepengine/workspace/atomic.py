@@ -1,0 +1,134 @@
+"""
+Writes a whole file so that there is always the old content or the new one, never half.
+
+The new content goes to a temporary file in the same folder, which then takes the name. An existing file is never opened
+for writing, so a hard link to it keeps the old content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stepengine.errors import ToolError
+from stepengine.workspace import calls
+from stepengine.workspace.after_fork import Lock, renews
+from stepengine.workspace.calls import Fd
+from stepengine.workspace.far import Far
+from stepengine.workspace.open_files import too_many_files
+
+__all__ = ("lock_for", "make_folder", "replace_file", "replace_path", "sync_folder", "target_info")
+
+_locks: weakref.WeakValueDictionary[tuple[object, int, int, str], _Lock] = weakref.WeakValueDictionary()
+_guard = Lock()
+
+
+class _Lock:
+    """A lock that can be referred to weakly."""
+
+    __slots__ = ("__weakref__", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+@renews
+def _none_held() -> None:
+    _locks.clear()
+
+
+@contextmanager
+def lock_for(folder: Fd, name: str) -> Iterator[None]:
+    """Hold the lock of one file within this process, so that read-change-write is done by one at a time."""
+    info = calls.fstat(folder)
+    with _guard:
+        where = folder.system if isinstance(folder, Far) else None
+        found = _locks.setdefault((where, info.st_dev, info.st_ino, name), _Lock())
+    with found.lock:
+        yield
+
+
+def target_info(folder: Fd, name: str, path: str) -> os.stat_result | None:
+    """
+    Return what stands under a name, or ``None`` when it is free.
+
+    Raises:
+        ToolError: when it is a folder, a symbolic link or a special file, which are never replaced.
+    """
+    try:
+        info = calls.stat_at(name, folder)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISREG(info.st_mode):
+        return info
+    if stat.S_ISLNK(info.st_mode):
+        msg = f"{path!r} is a symbolic link; files are not written through links"
+    elif stat.S_ISDIR(info.st_mode):
+        msg = f"{path!r} is a folder"
+    else:
+        msg = f"{path!r} is not a regular file"
+    raise ToolError(msg)
+
+
+def replace_file(folder: Fd, name: str, data: bytes, old: os.stat_result | None, *, mode: int | None = None) -> None:
+    """
+    Make *data* the content of a file, durably.
+
+    The mode of an old file is kept without set-uid and set-gid, unless *mode* gives another; a new file gets 0644 minus
+    the umask.
+    """
+    if mode is None and old is not None:
+        mode = stat.S_IMODE(old.st_mode) & 0o777
+    calls.put(folder, name, data, mode)
+
+
+def replace_path(path: Path, data: bytes, *, mode: int | None = None) -> None:
+    """Make *data* the content of the file at a path that is trusted, as ``replace_file`` does; a link there is replaced."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        old = None
+        with contextlib.suppress(FileNotFoundError):
+            old = path.stat()
+        replace_file(folder, path.name, data, old, mode=mode)
+    finally:
+        os.close(folder)
+
+
+def make_folder(folder: Path, mode: int) -> None:
+    """
+    Make a folder and those above it that are missing, durably: a file is lost with the name of a folder that it is in.
+
+    Raises:
+        OSError: when one cannot be made.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(mode, exist_ok=True)
+        sync_folder(one.parent)
+    folder.mkdir(mode, exist_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """
+    Make the names in a folder as durable as the content of their files, where its file system can.
+
+    Raises:
+        OSError: when too many files are open to do it, which says nothing of the file system.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if too_many_files(error):
+            raise
+        return
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

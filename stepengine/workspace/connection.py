@@ -1,0 +1,545 @@
+"""
+``ProgramConnection``: a program at the other end of a pipe that does what it is asked, and is believed nothing.
+
+Whatever comes is bounded before it is kept: the size of a frame, of an answer, of what a program prints before somebody has taken it,
+and the time that an answer takes. What breaks a rule ends the connection, and every call on it with a typed error. What must not be
+here: what the calls mean, and what tools make of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from attrs import frozen
+
+from stepengine.errors import UnknownOutcome, WorkspaceLost
+from stepengine.workspace.threads import CancelSignal
+
+__all__ = ("PROGRAM", "CallReply", "Listener", "ProgramConnection", "source_of")
+
+READY = b"stepengine deploy worker 1\n"
+BEFORE_BYTES = 65_536
+"""How much a log-in may print before the program speaks."""
+LENGTHS = struct.Struct(">II")
+HEAD_BYTES = 1024 * 1024
+"""A head holds names, numbers and paths; a program elsewhere that is broken must not fill the memory."""
+DATA_BYTES = 1024 * 1024
+"""Files are sent in pieces of this size, so that other calls get their turn on the one pipe."""
+ANSWER_BYTES = 32 * 1024 * 1024
+"""A listing of the most entries that a folder may have takes less."""
+UNTAKEN_BYTES = 8 * 1024 * 1024
+"""How much of what a program prints may wait here; it is allowed to send 1 MiB ahead, and what ends with it."""
+SAID_CHARS = 2_000
+"""A screen: the last lines that the transport printed say why it ended."""
+CHUNK_BYTES = 262_144
+"""A few calls for a piece of a file, and little memory for each connection."""
+PROGRAM = (
+    "import os;r=lambda n,s=b'':s if len(s)==n else r(n,s+(os.read(0,n-len(s)) or os._exit(1)));"
+    "exec(compile(r(int(r(9))),'stepengine deploy worker','exec'),{'__name__':'__main__'})"
+)
+"""What is executed there first: it reads the rest, its length before it, and becomes that. One line, for whatever shell is between."""
+FUTURE = b"from __future__ import annotations\n"
+POLL_SECONDS = 0.05
+"""How late a cancelled call is noticed: a person does not see a twentieth of a second."""
+KILL_SECONDS = 2.0
+"""A transport such as ssh ends within milliseconds once its pipe is closed; one that hangs is killed then."""
+
+
+@frozen
+class CallReply:
+    """
+    What came of a call.
+
+    Attributes:
+        head: The members of its last frame.
+        data: The data of all its frames.
+        line: Which connection it was made on, counting them.
+    """
+
+    head: Mapping[str, Any]
+    data: bytes
+    line: int
+
+
+class Listener(Protocol):
+    """Is told of a program that was started; called in the thread that reads."""
+
+    def printed(self, stream: str, data: bytes, /) -> None:
+        """Take what it printed on ``"out"``, ``"err"`` or the ``"line"`` of its supervisor."""
+
+    def closed(self, stream: str, /) -> None:
+        """Take note that nothing more comes from a stream."""
+
+    def gone(self, code: int | None, /) -> None:
+        """Take note that its supervisor has ended; ``None`` when nobody knows how, since the connection ended."""
+
+
+class _Pending:
+    """A call that was made."""
+
+    __slots__ = ("answer", "effect", "is_forgotten", "parts", "settled", "size")
+
+    def __init__(self, *, effect: bool) -> None:
+        self.settled = threading.Event()
+        self.answer: CallReply | None = None
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.effect = effect
+        self.is_forgotten = False
+
+
+class ProgramConnection:
+    """
+    A program that was started, and the calls on it; from any number of threads.
+
+    Args:
+        argv: What gives its standard input and output.
+        env: All that it sees of the environment of here.
+        name: What it is called in messages.
+        source: What it becomes.
+        seconds: How long its start may take.
+        line: Which connection it is, for whoever counts them.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], *, name: str, source: bytes, seconds: float, line: int = 1
+    ) -> None:
+        self._name = name
+        self._line = line
+        # Two locks: writing may wait for the other end, and the thread that reads answers must not wait with it, or
+        # both ends stand with full pipes.
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._pending: dict[int, _Pending] = {}
+        self._listeners: dict[int, Listener] = {}
+        self._untaken: dict[int, int] = {}
+        self._last = 0
+        self._why = ""
+        self._said = b""
+        self._buffer = bytearray()
+        self._ready = threading.Event()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  (an argument list, that of whoever made the workspace)
+                # A session of its own, so that Ctrl-C in the terminal of here does not end it beside us, and all that
+                # it started can be ended as one group.
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(env), start_new_session=True
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            msg = f"the workspace {name} cannot be reached: {argv[0]!r} cannot be executed: {why}"
+            raise WorkspaceLost(msg) from None
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._in, self._out, self._err = [stream.fileno() for stream in streams if stream is not None]
+        for fd in (self._in, self._out, self._err):
+            # Not blocking, with `select` before each use: a program that reads nothing, or half of a frame, would else
+            # hold a thread that no time limit can get out.
+            os.set_blocking(fd, False)
+        # A pipe to oneself, which wakes the reading thread out of its `select` when the connection is to end.
+        self._wakes, self._woken = os.pipe()
+        self._thread = threading.Thread(target=self._read, name="stepengine-workspace", daemon=True)
+        self._thread.start()
+        # The program is sent over the same pipe and not installed there: the other end needs a Python and nothing of
+        # ours, and both ends are always of one version.
+        text = b"%09d" % len(source) + source
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(_ConnectionEnded):
+            self._write(text, deadline)
+        if not self._ready.wait(max(0.0, deadline - time.monotonic())):
+            self._break(f"its program did not begin within {seconds:g} s")
+        if self._why:
+            raise WorkspaceLost(self._message())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended."""
+        return bool(self._why)
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        do: str,
+        data: bytes = b"",
+        *,
+        effect: bool = False,
+        seconds: float,
+        listener: Listener | None = None,
+        **given: object,
+    ) -> int:
+        """
+        Make a call, and return its number for ``answer``.
+
+        Args:
+            do: What is to be done.
+            data: Bytes for it.
+            effect: Whether it changes something, so that nobody knows what came of it when no answer comes.
+            seconds: How long it may take until it is sent.
+            listener: Is told of the program that the call starts. It is named here, since a quick program may print before the
+                call has returned, and news of a program that nobody listens to end the connection.
+            given: Members of the request.
+
+        Raises:
+            WorkspaceLost: when the connection has ended; the call was not made.
+        """
+        pending = _Pending(effect=effect)
+        with self._lock:
+            self._check()
+            # Noted before it is sent: the answer may be there before `_send` has returned.
+            self._last += 1
+            number = self._last
+            self._pending[number] = pending
+            if listener is not None:
+                self._listeners[number] = listener
+                self._untaken[number] = 0
+        try:
+            self._send({"do": do, "id": number, **given}, data, time.monotonic() + seconds)
+        except BaseException as error:
+            with self._lock:
+                self._pending.pop(number, None)
+                self._deafen(number)
+            if not isinstance(error, _ConnectionEnded):
+                raise
+            raise WorkspaceLost(self._message()) from None
+        return number
+
+    def tell(self, do: str, *, seconds: float = 5.0, **given: object) -> None:
+        """Make a call that has no answer; nothing is said when the connection has ended."""
+        with contextlib.suppress(_ConnectionEnded):
+            if not self._why:
+                self._send({"do": do, **given}, b"", time.monotonic() + seconds)
+
+    def answer(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> CallReply:
+        """
+        Wait for what comes of a call.
+
+        Raises:
+            OSError: when the call was refused by the system there.
+            UnknownOutcome: when no answer came, and the call may have changed something.
+            WorkspaceLost: when no answer came.
+        """
+        with self._lock:
+            pending = self._pending.get(number)
+        if pending is None:
+            raise WorkspaceLost(self._message())
+        until = time.monotonic() + seconds
+        while not pending.settled.wait(
+            min(POLL_SECONDS if cancelled is not None else seconds, max(0.0, until - time.monotonic()))
+        ):
+            if cancelled is not None and cancelled.is_set():
+                self.forget(number)
+                raise self._unanswered(pending, "its call was cancelled before its answer came")
+            if time.monotonic() >= until:
+                self._break(f"an answer did not come within {seconds:g} s")
+                break
+        with self._lock:
+            self._pending.pop(number, None)
+        if pending.answer is None:
+            raise self._unanswered(pending, self._why)
+        head = pending.answer.head
+        if "error" in head:
+            with self._lock:
+                self._deafen(number)
+            raise self._refusal(head)
+        return pending.answer
+
+    def forget(self, number: int) -> None:
+        """Let the answer of a call go by."""
+        with self._lock:
+            pending = self._pending.get(number)
+            if pending is not None:
+                pending.is_forgotten = True
+                if pending.settled.is_set():  # it came in this moment, and nobody else takes it away
+                    del self._pending[number]
+
+    def _deafen(self, number: int) -> None:
+        """Tell nobody of a program any more; the lock is held."""
+        self._listeners.pop(number, None)
+        self._untaken.pop(number, None)
+
+    def take(self, number: int, size: int) -> None:
+        """Allow a program to send so many bytes more."""
+        with self._lock:
+            if number not in self._untaken:
+                return
+            self._untaken[number] -= size
+        self.tell("allow", child=number, size=size)
+
+    def close(self) -> None:
+        """End the connection: the program there ends what it started."""
+        self._break("it was closed")
+        if self._thread is not threading.current_thread():
+            self._thread.join(KILL_SECONDS * 2)
+
+    # --- what comes --------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        waiting = select.poll()
+        for fd in (self._out, self._err, self._wakes):
+            waiting.register(fd, select.POLLIN)
+        try:
+            while not self._why:
+                for fd, _ in waiting.poll():
+                    if fd == self._out:
+                        self._hear()
+                    elif fd == self._err and not self._note():
+                        waiting.unregister(fd)
+        except Exception as error:  # noqa: BLE001 - a listener's, too: without a reason the connection would seem to stand
+            self._break(_why(error))
+        finally:
+            self._end()
+
+    def _hear(self) -> None:
+        """Take in what the other end says."""
+        data = os.read(self._out, CHUNK_BYTES)
+        if data:
+            self._take_in(data)
+            return
+        until = time.monotonic() + POLL_SECONDS * 4  # what the transport says last is why it ended
+        while (left := until - time.monotonic()) > 0 and select.select([self._err], [], [], left)[0] and self._note():
+            pass
+        self._break("it ended")
+
+    def _note(self) -> bytes:
+        """Keep the end of what the transport complains of; return what is new of it."""
+        try:
+            data = os.read(self._err, CHUNK_BYTES)
+        except OSError:
+            return b""
+        self._said = (self._said + data)[-SAID_CHARS:]
+        return data
+
+    def _take_in(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        if not self._ready.is_set():
+            at = buffer.find(READY)
+            if at < 0:
+                if len(buffer) > BEFORE_BYTES:
+                    msg = f"it prints more than {BEFORE_BYTES:,} bytes before it begins"
+                    raise _Broken(msg)
+                return
+            del buffer[: at + len(READY)]
+            self._ready.set()
+        while len(buffer) >= LENGTHS.size:
+            head_size, data_size = LENGTHS.unpack_from(buffer)
+            if head_size > HEAD_BYTES or data_size > DATA_BYTES:
+                msg = f"a frame of {head_size + data_size:,} bytes"
+                raise _Broken(msg)
+            end = LENGTHS.size + head_size + data_size
+            if len(buffer) < end:
+                return
+            text = bytes(buffer[LENGTHS.size : LENGTHS.size + head_size])
+            content = bytes(buffer[LENGTHS.size + head_size : end])
+            del buffer[:end]
+            self._frame(_parse_head(text), content)
+
+    def _frame(self, head: dict[str, Any], data: bytes) -> None:
+        if "on" in head:
+            self._of_program(head, data)
+            return
+        number = head.get("id")
+        with self._lock:
+            pending = self._pending.get(number) if type(number) is int else None
+            if pending is None or pending.settled.is_set():
+                msg = f"an answer that nobody waits for, {str(number)[:40]!r}"
+                raise _Broken(msg)
+            pending.size += len(data)
+            if pending.size > ANSWER_BYTES:
+                msg = f"an answer of more than {ANSWER_BYTES:,} bytes"
+                raise _Broken(msg)
+            if not pending.is_forgotten:
+                pending.parts.append(data)
+            if head.get("more") is not True:
+                pending.answer = CallReply(head, b"".join(pending.parts), self._line)
+                pending.parts.clear()
+                pending.settled.set()
+                if pending.is_forgotten and type(number) is int:
+                    del self._pending[number]
+
+    def _of_program(self, head: dict[str, Any], data: bytes) -> None:
+        number = head["on"]
+        with self._lock:
+            listener = self._listeners.get(number) if type(number) is int else None
+            if listener is None:
+                msg = f"news of a program that was not started, {str(number)[:40]!r}"
+                raise _Broken(msg)
+            stream = str(head.get("from", head.get("closed")))
+            if "gone" not in head and stream not in {"out", "err", "line"}:
+                msg = f"news of {stream[:40]!r}"
+                raise _Broken(msg)
+            self._untaken[number] += len(data)
+            if self._untaken[number] > UNTAKEN_BYTES:
+                msg = "a program printed more than it was allowed to send"
+                raise _Broken(msg)
+            if "gone" in head:
+                self._deafen(number)
+        if "gone" in head:
+            code = head["gone"]
+            listener.gone(code if type(code) is int else None)
+        elif "from" in head:
+            listener.printed(stream, data)
+        else:
+            listener.closed(stream)
+
+    # --- how it ends -------------------------------------------------------------------------------------------------
+
+    def _break(self, why: str) -> None:
+        with self._lock:
+            if self._why:
+                return
+            self._why = why
+            # Before the thread that reads may close the pipe, whose number is somebody else's from then on.
+            os.write(self._woken, b"x")
+        self._ready.set()
+
+    def _end(self) -> None:
+        """End the program, and tell everybody who waits; the last thing that the thread does."""
+        process = self._process
+        with self._writing:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+        with self._lock:
+            pending = list(
+                self._pending.values()
+            )  # they stay: whoever asks for an answer later must hear that it may have been done
+            listeners, self._listeners = list(self._listeners.values()), {}
+            self._untaken.clear()
+        for one in pending:
+            one.settled.set()
+        for listener in listeners:
+            with contextlib.suppress(Exception):  # the others are told, and the program is ended
+                listener.gone(None)
+        try:
+            process.wait(KILL_SECONDS)  # its end of the pipe is closed, and it has something to clean up
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+        with self._lock:
+            for fd in (self._wakes, self._woken):
+                os.close(fd)
+            self._woken = -1
+
+    def _check(self) -> None:
+        if self._why:
+            raise WorkspaceLost(self._message())
+
+    def _message(self) -> str:
+        said = self._said.decode("utf-8", "replace").strip()
+        printable = "".join([c if c.isprintable() or c == "\n" else " " for c in said])
+        return (
+            f"the workspace {self._name} cannot be reached: {self._why}{f'; it said: {printable}' if printable else ''}"
+        )
+
+    def _unanswered(self, pending: _Pending, why: str) -> WorkspaceLost | UnknownOutcome:
+        if pending.effect:
+            msg = f"nobody knows what came of the call: the workspace {self._name} was lost in the middle of it: {why}"
+            return UnknownOutcome(msg)
+        return WorkspaceLost(self._message() if self._why else f"the workspace {self._name} was not waited for: {why}")
+
+    def _refusal(self, head: Mapping[str, Any]) -> OSError | WorkspaceLost:
+        import errno
+
+        name = head["error"]
+        number = (
+            getattr(errno, name, None)
+            if isinstance(name, str) and name.isidentifier() and name.startswith("E")
+            else None
+        )
+        if not isinstance(number, int):
+            why = str(head.get("why", ""))[:SAID_CHARS]
+            return WorkspaceLost(
+                f"the workspace {self._name} could not do what it was asked: {why or 'it gave no reason'}"
+            )
+        return OSError(number, os.strerror(number))
+
+    # --- what is sent ------------------------------------------------------------------------------------------------
+
+    def _send(self, head: Mapping[str, object], data: bytes, deadline: float) -> None:
+        text = json.dumps(head).encode()
+        self._write(LENGTHS.pack(len(text), len(data)) + text + data, deadline)
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        """Write all of it, or break the connection: half a frame would be followed by nonsense."""
+        with self._writing:
+            stream = self._process.stdin
+            if self._why or stream is None or stream.closed:
+                raise _ConnectionEnded
+            try:
+                self._write_all(memoryview(data), deadline)
+            except _ConnectionEnded:
+                raise
+            except BaseException:
+                self._break("a call was interrupted while it was sent")
+                raise
+
+    def _write_all(self, view: memoryview, deadline: float) -> None:
+        while view:
+            try:
+                view = view[os.write(self._in, view) :]
+            except BlockingIOError:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._why:
+                    self._break("it does not read what it is sent")
+                    raise _ConnectionEnded from None
+                select.select([], [self._in], [], min(left, POLL_SECONDS * 4))
+            except OSError:
+                self._gone_quiet()
+                raise _ConnectionEnded from None
+
+    def _gone_quiet(self) -> None:
+        """Give the thread that reads a moment to find out why: the other end says so last."""
+        until = time.monotonic() + POLL_SECONDS * 10
+        while not self._why and time.monotonic() < until:
+            time.sleep(POLL_SECONDS / 10)
+        self._break("it ended")
+
+
+class _ConnectionEnded(Exception):
+    """The connection has ended."""
+
+
+class _Broken(Exception):
+    """The other end broke a rule."""
+
+
+def _why(error: Exception) -> str:
+    """Return why a connection ends with an error of the thread that reads."""
+    if isinstance(error, _Broken):
+        return f"it does not keep to the protocol: {error}"
+    if isinstance(error, OSError):
+        return error.strerror or "it ended"
+    return f"what came could not be taken: {type(error).__name__}: {error}"
+
+
+def _parse_head(text: bytes) -> dict[str, Any]:
+    try:
+        head = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        head = None
+    if not isinstance(head, dict):
+        msg = "a frame that is not a JSON object"
+        raise _Broken(msg)
+    return head
+
+
+def source_of(*names: str) -> bytes:
+    """Return the text of modules of this folder as one program."""
+    texts = [Path(__file__).with_name(name).read_bytes() for name in names]
+    # A future statement is allowed at the beginning alone.
+    return FUTURE + b"\n".join([text.replace(FUTURE, b"") for text in texts])

@@ -1,0 +1,421 @@
+"""
+What a command sees: a clean environment, its private folders, the programs on its search path.
+
+To it belongs what keeps git from running programs that a repository's own configuration names.
+Every command gets the few settings whose names are known. Filters and diff drivers have names of their own, so
+before a git command that only looks its configuration is read, which runs nothing, and each of those settings is
+overridden by name. Commands that change something keep the repository's filters: a file added without its filter would
+be stored unencrypted, or whole instead of in a large-file store. Whoever lets them run lets these programs run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+from attrs import frozen
+
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.redaction import is_secret_variable, known_in
+from stepengine.workspace.argv import Argv
+
+if TYPE_CHECKING:
+    from stepengine.workspace.far import Elsewhere
+
+__all__ = (
+    "ALWAYS",
+    "MARKER",
+    "NAMES_BYTES",
+    "READ_SECONDS",
+    "SUPERVISOR",
+    "CommandEnvironment",
+    "GitQuery",
+    "Private",
+    "as_variables",
+    "check_names",
+    "find_program",
+    "looking",
+    "read_git_identity",
+    "without_secrets",
+)
+
+READ_SECONDS = 10.0
+"""How long reading the configuration may take."""
+NAMES_BYTES = 4 * 1024 * 1024
+"""How many bytes of names a configuration may have; thousands of branches stay far below."""
+FOUND_COUNT = 1_000
+"""Programs that a repository's configuration names are hidden one by one on a command line; a real one names a few."""
+FOUND_BYTES = 65_536
+"""All of them must fit on one command line, with room for the rest."""
+
+ALWAYS: Mapping[str, str] = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "core.pager": "cat"}
+LOOKING: Mapping[str, str] = {
+    # Work in a submodule is work under a configuration that was not read.
+    "diff.submodule": "short",
+    "status.submoduleSummary": "false",
+    # A merge that is made again runs merge drivers.
+    "log.diffMerges": "separate",
+    "log.showSignature": "false",
+    # What looks like a repository may be files that a model wrote, and its configuration may lead anywhere.
+    "safe.bareRepository": "explicit",
+    # `%G?` in a format checks signatures, with these programs, which are git's own defaults.
+    "gpg.program": "gpg",
+    "gpg.openpgp.program": "gpg",
+    "gpg.x509.program": "gpgsm",
+    "gpg.ssh.program": "ssh-keygen",
+}
+NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+"""A partial clone fetches what it lacks, with the programs of its remotes; the second is for a git that lacks the first."""
+
+FAMILIES = {
+    ("filter", "clean"): ("clean", ""),
+    ("filter", "smudge"): ("smudge", ""),
+    ("filter", "process"): ("process", ""),
+    ("filter", "required"): ("required", "false"),
+    ("hook", "command"): ("enabled", "false"),
+}
+"""Which setting of a section with a name is overridden when one is found, and what with."""
+
+NO_DRIVERS = ("--no-ext-diff", "--no-textconv")
+NO_SUBMODULES = ("--ignore-submodules=dirty",)
+ADDED: Mapping[str, Argv] = {
+    "status": NO_SUBMODULES,
+    "diff": NO_DRIVERS + NO_SUBMODULES,
+    "diff-files": NO_DRIVERS + NO_SUBMODULES,
+    "diff-index": NO_DRIVERS + NO_SUBMODULES,
+    "diff-tree": NO_DRIVERS,
+    "log": NO_DRIVERS,
+    "show": NO_DRIVERS,
+    "blame": ("--no-textconv",),
+    "branch": (),
+    "grep": (),
+    "ls-files": (),
+}
+"""The commands that only look, each with the options that stand in front of those that were given."""
+VALUED = frozenset(("-C", "-c", "--attr-source", "--config-env", "--git-dir", "--namespace", "--work-tree"))
+
+
+@frozen
+class GitQuery:
+    """
+    A git command that only looks.
+
+    Attributes:
+        argv: What is executed.
+        question: What is asked before: the names of all settings that hold for it, each ended by a NUL.
+    """
+
+    argv: Argv
+    question: Argv
+
+    def variables(self, names: bytes) -> dict[str, str]:
+        """
+        Return the variables for it, given the answer to the question.
+
+        Raises:
+            ToolError: when more than 1,000 settings, or 64 KiB of their names, would have to be overridden.
+        """
+        found = _overridden(names)
+        if len(found) > FOUND_COUNT or sum([len(name) for name in found]) > FOUND_BYTES:
+            msg = (
+                f"{self.argv[0]!r} was not executed: the repository's configuration names {len(found):,} programs that it "
+                f"may run; at most {FOUND_COUNT:,}, with names of {FOUND_BYTES:,} characters together, can be kept from it"
+            )
+            raise ToolError(msg)
+        return as_variables({**ALWAYS, **LOOKING, **found}) | NO_FETCH
+
+
+def looking(argv: Argv) -> GitQuery | None:
+    """Return the git command that only looks, which *argv* is; ``None`` for any other command."""
+    if argv[0].rpartition("/")[2] != "git":
+        return None
+    at = 1
+    while at < len(argv) and argv[at].startswith("-"):
+        at += 2 if argv[at] in VALUED else 1
+    if at >= len(argv) or argv[at] not in ADDED:
+        return None
+    after = at + 1
+    question = ("git", *argv[1:at], "config", "--list", "--includes", "--name-only", "-z")
+    return GitQuery((*argv[:after], *ADDED[argv[at]], *argv[after:]), question)
+
+
+def as_variables(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that override *settings*, whatever the files of a configuration say."""
+    made = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for number, (key, value) in enumerate(settings.items()):
+        made |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return made
+
+
+def _overridden(names: bytes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in os.fsdecode(names).split("\0"):
+        section, _, rest = name.partition(".")
+        own, dot, variable = rest.rpartition(".")
+        family = FAMILIES.get((section, variable))
+        if dot and family is not None:
+            found[f"{section}.{own}.{family[0]}"] = family[1]
+    return found
+
+
+SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
+"""The program that stands beside each command."""
+MARKER = "STEPENGINE_CALL"
+"""The variable by which processes are found that left the command's process group."""
+
+SECRET_CHARS = 6
+"""How short a value is too short to be a secret; replacing shorter ones would garble what is logged."""
+
+QUIET = {
+    "TERM": "dumb",
+    "NO_COLOR": "1",
+    "CI": "1",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "EDITOR": "true",
+    "VISUAL": "true",
+    "GIT_EDITOR": "true",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "LANG": "C.UTF-8",
+    "LC_ALL": "C.UTF-8",
+}
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+FIXED = {
+    "PATH": "it is set to the folders of PATH that are outside of the root",
+    "HOME": 'it is set to an empty folder; home="real" sets it to your home folder',
+    "TMPDIR": "it is set to a folder that belongs to the command",
+    "USER": "it is always set",
+    "LOGNAME": "it is always set",
+    MARKER: "it is set by the package",
+}
+"""The variables that every command gets with a value of ours, each with the reason."""
+GIT_SETTINGS = ("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_")
+IDENTITY = {"user.name": "NAME", "user.email": "EMAIL"}
+IDENTITY_SECONDS = 2.0
+"""How long reading the name and address may take; a configuration that takes longer gives none."""
+
+
+def _is_private(name: str) -> bool:
+    """Return whether commands do not see a variable by default: secrets, and what steers this package."""
+    return is_secret_variable(name) or name.upper().startswith("STEPENGINE_")
+
+
+def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
+    """
+    Return the names of variables that commands may see.
+
+    Raises:
+        DefinitionError: for one string, for what is not a name, for a variable that always has a value of ours, and for
+            the name of a secret without *env_secrets*.
+    """
+    if isinstance(names, str):
+        msg = f"env={names!r} is one string; give a list of names, such as env=[{names!r}]"
+        raise DefinitionError(msg)
+    for name in names:
+        reason = FIXED.get(name) or ("they keep git from running programs" if name.startswith(GIT_SETTINGS) else "")
+        if reason:
+            msg = f"env names {name!r}, which commands cannot get from this process: {reason}. Leave it out"
+            raise DefinitionError(msg)
+        if not name or "=" in name or "\0" in name:
+            msg = f"env names the variable {name!r}; a name such as 'JAVA_HOME' would be fine"
+            raise DefinitionError(msg)
+        if _is_private(name) and not env_secrets:
+            msg = (
+                f"env names {name!r}, which looks like a secret; whatever a command prints is shown to the model. "
+                "Pass env_secrets=True to mean it"
+            )
+            raise DefinitionError(msg)
+    return tuple(names)
+
+
+def read_git_identity(folder: str, root: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """
+    Return the variables that tell git the user's name and address; no others of git's settings are read.
+
+    Args:
+        folder: Where git is asked: the configuration of a repository there counts before the user's own.
+        root: The components of the root's real path; no git below it is executed.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in {"GIT_DIR", "GIT_WORK_TREE"}}
+    program = find_program("git", own.get("PATH", DEFAULT_PATH), root)
+    said = b""
+    if program is not None:
+        try:
+            said = subprocess.run(  # noqa: S603  (reading the configuration runs nothing)
+                [program, "config", "--includes", "-z", "--get-regexp", r"^user\.(name|email)$"],
+                cwd=folder,
+                env=own,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=IDENTITY_SECONDS,
+                check=False,
+            ).stdout
+        except (OSError, subprocess.SubprocessError):
+            said = b""
+    entries = [entry.partition("\n") for entry in os.fsdecode(said).split("\0")]
+    known = {key: value.strip() for key, _, value in entries}
+    made = {
+        f"GIT_{who}_{what}": own.get(f"GIT_{who}_{what}") or known.get(key, "")
+        for who in ("AUTHOR", "COMMITTER")
+        for key, what in IDENTITY.items()
+    }
+    return tuple([(name, value) for name, value in made.items() if value])
+
+
+def without_secrets(text: str) -> str:
+    """Return *text* with the secrets of our own environment replaced by the names of their variables."""
+    private = {v: n for n, v in os.environ.items() if len(v) >= SECRET_CHARS and _is_private(n)}
+    for value, name in {**known_in(os.environ), **private}.items():
+        text = text.replace(value, f"[{name}]")
+    return text
+
+
+@frozen
+class Private:
+    """
+    The private folders of one command: ``home``, which is empty, and ``tmp``.
+
+    Attributes:
+        folder: The folder that holds them; only its owner may enter.
+        system: Where that is; ``None`` for here.
+    """
+
+    folder: Path = attrs.field(factory=lambda: Path(tempfile.mkdtemp(prefix="stepengine-")))
+    system: Elsewhere | None = None
+
+    @classmethod
+    def at(cls, system: Elsewhere | None) -> Private:
+        """Make a private folder of a system; ``None`` for this one."""
+        return cls() if system is None else cls(Path(system.private()), system)
+
+    @property
+    def home(self) -> Path:
+        """The home folder."""
+        return self.folder / "home"
+
+    @property
+    def tmp(self) -> Path:
+        """The folder for temporary files."""
+        return self.folder / "tmp"
+
+    def make(self) -> None:
+        """Make the folders."""
+        if self.system is not None:
+            self.system.make_folders([str(self.home), str(self.tmp)])
+            return
+        self.home.mkdir(mode=0o700)
+        self.tmp.mkdir(mode=0o700)
+
+    async def give_back(self) -> None:
+        """Remove the folders; the event loop waits for no other system."""
+        if self.system is None:
+            self.remove()
+        else:
+            await asyncio.to_thread(self.remove)
+
+    def remove(self) -> None:
+        """Remove the folders and all that is in them."""
+        if self.system is not None:
+            self.system.remove(str(self.folder))
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@frozen(kw_only=True)
+class CommandEnvironment:
+    """
+    The rules for what commands see.
+
+    Attributes:
+        names: Variables of this process, or of the system that they run on, that they may see.
+        identity: The variables with the name and address under which git commits, each with its value.
+        real_home: Whether they see the real home folder.
+        root: The components of the root's real path; no program below it is found by name.
+        system: Where commands run; ``None`` for here.
+    """
+
+    names: tuple[str, ...]
+    real_home: bool
+    root: tuple[str, ...]
+    system: Elsewhere | None = None
+    identity: tuple[tuple[str, str], ...] = ()
+
+    def search_path(self) -> str:
+        """Return the search path: the absolute folders of ours that are outside of the root."""
+        given, _, _ = self._known_variables()
+        folders = dict.fromkeys([f for f in given.get("PATH", DEFAULT_PATH).split(os.pathsep) if f.startswith("/")])
+        if self.system is None:
+            kept = [f for f in folders if not below(f, self.root)]
+        else:
+            kept = self.system.outside(list(folders), self.root)
+        return os.pathsep.join(kept) or DEFAULT_PATH
+
+    def find_program(self, name: str, search_path: str) -> str | None:
+        """Return the absolute path of the program that *name* stands for where commands run; ``None`` when there is none."""
+        if self.system is None or "/" in name:
+            return find_program(name, search_path, self.root)
+        return self.system.which(name, search_path.split(os.pathsep), self.root)
+
+    def _known_variables(self) -> tuple[Mapping[str, str], str, str]:
+        """Return the variables that may matter, the user, and the home folder."""
+        if self.system is not None:
+            return self.system.variables(("PATH", "TZ", *self.names))
+        return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
+
+    def variables(self, private: Private) -> dict[str, str]:
+        """Return the variables of one command, with a marker of its own."""
+        given, user, home = self._known_variables()
+        named = {name: given[name] for name in ("TZ", *self.names) if name in given}
+        made = {**QUIET, **dict(self.identity), **named, **as_variables(ALWAYS)}
+        made |= {"PATH": self.search_path(), "USER": user, "LOGNAME": user, "TMPDIR": str(private.tmp)}
+        made["HOME"] = home if self.real_home else str(private.home)
+        made[MARKER] = secrets.token_hex(16)
+        return made
+
+
+def user_name() -> str:
+    """Return the user's name, or number when it has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def below(path: str, root: Sequence[str]) -> bool:
+    """Return whether a path, as written or with links followed, is the root or below it."""
+    if not root:  # the root is /: whoever accepts that means every program
+        return False
+    for form in (os.path.normpath(path), os.path.realpath(path)):
+        if tuple([p for p in form.split("/") if p][: len(root)]) == tuple(root):
+            return True
+    return False
+
+
+def find_program(name: str, search_path: str, root: Sequence[str]) -> str | None:
+    """
+    Return the absolute path of the program that *name* stands for on the search path; ``None`` when there is none.
+
+    A program below the root is not found by its name. A name with a ``/`` is a path and returned as it is.
+    """
+    if "/" in name:
+        return name
+    for folder in search_path.split(os.pathsep):
+        found = shutil.which(name, path=folder)
+        if found is not None and not below(found, root):
+            return found
+    return None

@@ -1,0 +1,557 @@
+"""
+``Elsewhere``: a system at the other end of a connection, and ``Far``: something that is open there.
+
+It gives what ``stepengine.workspace.calls`` and the shell tools ask of a system, one call there for each here. Whatever comes back is
+looked at before it is used: a text where a text belongs, numbers where numbers do. A connection that has ended is opened again by
+the next call; what was open on it is not, but for the roots, and a root that is another folder by then is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from attrs import frozen
+
+from stepengine.errors import DefinitionError, ToolError, WorkspaceLost
+from stepengine.workspace.after_fork import leave, renewed
+from stepengine.workspace.threads import CANCELLED
+
+if TYPE_CHECKING:
+    from stepengine.workspace.connection import CallReply, Listener, ProgramConnection
+    from stepengine.workspace.containers import Container
+
+__all__ = ("Elsewhere", "Far", "FarEntry", "RemotePlace")
+
+CALL_SECONDS = 60.0
+"""Long for one call on a file, also over a slow network; after it the connection counts as dead."""
+NAME_BYTES = 4_096
+"""Linux opens no longer path (PATH_MAX)."""
+NUMBERS = 8
+"""How many a system tells of a file."""
+ENTRY = 4
+"""How many members an entry of a listing has."""
+HALF_OF_64_BITS = 1 << 63
+"""Numbers of files have 64 bits, with a sign or without."""
+READ_BYTES = 1024 * 1024
+"""The other end sends no larger piece at once."""
+CLOSED_HANDLES = 500
+"""They travel with a call that is sent anyway; a head has room for more."""
+ISOLATED = ("-I", "-S", "-X", "utf8")
+
+
+@frozen
+class RemotePlace:
+    """
+    How a system is reached.
+
+    Attributes:
+        name: What it is called, without secrets: in messages, records and journals.
+        argv: Returns what gives standard input and output of a Python there, with these options of Python.
+        env: All that the program sees of the environment of here.
+        limits: Limits of the system for the program there and all that it starts, by the names of ``resource``.
+        start: Seconds that a start may take.
+        shown: Folders there that are folders of this machine: what they are here.
+        once: Why it cannot be reached a second time, as the end of a sentence; ``""`` when it can.
+        kept: The container that outlives a connection.
+        again: Returns the same kind of place that begins with another image or folder.
+    """
+
+    name: str
+    argv: Callable[[tuple[str, ...]], Sequence[str]]
+    env: Mapping[str, str]
+    limits: Mapping[str, int] = {}
+    start: float = 60.0
+    shown: Mapping[str, str] = {}
+    once: str = ""
+    kept: Container | None = None
+    again: Callable[[str], Any] | None = None
+
+
+class Far:
+    """
+    Something open elsewhere.
+
+    Attributes:
+        system: Where it is.
+        line: On which connection it was opened, counting them.
+        number: What it is called there.
+        position: Where reading goes on.
+    """
+
+    __slots__ = ("__weakref__", "_info", "_mount", "_start", "is_root", "line", "number", "position", "system")
+
+    def __init__(self, system: Elsewhere, line: int, number: int) -> None:
+        self.system = system
+        self.number = number
+        self.position = 0
+        self.is_root = False
+        self.line = line
+        self._info: os.stat_result | None = None
+        self._mount = ""
+        self._start: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.system.name}: {self.number}>"
+
+    def known(self, answer: CallReply) -> Far:
+        """Take in what was said of it when it was opened."""
+        self._info = _info(answer.head.get("info"))
+        mount = answer.head.get("mount", "")
+        self._mount = mount if isinstance(mount, str) else ""
+        self._start = answer.data or None
+        return self
+
+    def _ask(self, do: str, data: bytes = b"", *, effect: bool = False, **given: object) -> CallReply:
+        return self.system.ask(do, data, line=None if self.is_root else self.line, effect=effect, **given)
+
+    def open(self, name: str, kind: str) -> Far:
+        """Open a name in it."""
+        made = self.system.number()
+        answer = self._ask("open", handle=made, folder=self.number, name=name, kind=kind)
+        return Far(self.system, answer.line, made).known(answer)
+
+    def close(self) -> None:
+        """Close it, some time."""
+        self.system.closes(self.number, root=self.is_root)
+
+    def fstat(self) -> os.stat_result:
+        """Return what the system said of it when it was opened."""
+        if self._info is not None:
+            return self._info
+        return self.known(self._ask("fstat", handle=self.number)).fstat()
+
+    def mount(self) -> str:
+        """Return which mount it was reached through."""
+        return self._mount
+
+    def read(self, size: int) -> bytes:
+        """Read on in it."""
+        start, at = self._start or b"", self.position
+        data = start[at : at + size]
+        if not data:
+            if start and self._info is not None and len(start) == self._info.st_size == at:
+                return b""
+            size = min(size, READ_BYTES)
+            data = self._ask("pread", handle=self.number, offset=at, size=size).data
+            if len(data) > size:
+                self.system.refuse("more bytes than were asked for")
+        self.position += len(data)
+        return data
+
+    def list(self) -> list[FarEntry]:
+        """List it."""
+        answer = self._ask("list", handle=self.number)
+        return [_entry(one) for one in _read_listing(answer.data, self.system)]
+
+    def stat(self, name: str) -> os.stat_result:
+        """Return what the system says of a name in it."""
+        return _info(self._ask("stat", folder=self.number, name=name).head.get("info"))
+
+    def readlink(self, name: str) -> str:
+        """Return where a symbolic link in it points."""
+        target = self._ask("readlink", folder=self.number, name=name).head.get("target")
+        if not isinstance(target, str) or len(target) > NAME_BYTES:
+            self.system.refuse("no target of a link")
+        return target
+
+    def mkdir(self, name: str, mode: int) -> None:
+        """Make a folder in it."""
+        self._ask("mkdir", effect=True, folder=self.number, name=name, mode=mode)
+
+    def rmdir(self, name: str) -> None:
+        """Remove a folder in it."""
+        self._ask("rmdir", effect=True, folder=self.number, name=name)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file in it, durably."""
+        self._ask("unlink", effect=True, folder=self.number, name=name)
+
+    def put(self, name: str, data: bytes, mode: int | None) -> None:
+        """Make bytes the content of a file in it."""
+        self._ask("replace", data, effect=True, folder=self.number, name=name, mode=mode)
+
+    def sweep(self) -> None:
+        """Remove temporary files in it whose process has ended."""
+        self._ask("sweep", folder=self.number)
+
+
+@frozen
+class FarEntry:
+    """What stands in a folder elsewhere, as it was when that was listed."""
+
+    name: str
+    _kind: str
+    _number: int
+    _info: os.stat_result | None
+
+    def inode(self) -> int:
+        """Return its number."""
+        return self._number
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether it is a folder, and no link to one."""
+        return self._kind == "d"
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether it is a regular file, and no link to one."""
+        return self._kind == "f"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return what the system said of it; folders are not asked about."""
+        if self._info is None:
+            raise FileNotFoundError(2, os.strerror(2))
+        return self._info
+
+
+class Elsewhere:
+    """
+    A system at the other end of a connection, opened when it is first needed and again when it has ended.
+
+    Args:
+        place: How it is reached.
+    """
+
+    def __init__(self, place: RemotePlace) -> None:
+        self.place = place
+        self._lock = threading.RLock()
+        self._connection: ProgramConnection | None = None
+        self._numbers = itertools.count(1)
+        self._roots: weakref.WeakValueDictionary[int, Far] = weakref.WeakValueDictionary()
+        self._paths: dict[int, tuple[str, tuple[int, int]]] = {}
+        self._closing: deque[int] = deque()
+        self.line = 0
+        self._begun: Mapping[str, Any] = {}
+        self._variables: dict[tuple[str, ...], Any] = {}
+        renewed(self)
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return self.place.name
+
+    def here(self, path: str) -> str:
+        """Return the real path of the folder of this machine that is shown under a path there; ``""`` for none."""
+        return self.place.shown.get(path, "")
+
+    def renew(self) -> None:
+        """Leave the connection to the parent: a forked child opens its own."""
+        self._lock = threading.RLock()
+        leave(self._connection)
+        self._connection = None
+
+    def close(self) -> None:
+        """End the connection, with what was started there; the next call opens another."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def number(self) -> int:
+        """Return a new name for something open."""
+        return next(self._numbers)
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise the error for an answer that cannot be read, after which the connection is over."""
+        self.close()
+        msg = f"the workspace {self.name} does not keep to the protocol: its answer is {what}"
+        raise WorkspaceLost(msg)
+
+    def connected(self, line: int | None = None) -> ProgramConnection:
+        """
+        Return the connection, after opening it where that is needed.
+
+        Args:
+            line: Which connection it has to be, counting them; any for ``None``.
+
+        Raises:
+            WorkspaceLost: when it cannot be opened, or that one has ended.
+        """
+        with self._lock:
+            if self._connection is None or self._connection.is_lost:
+                if line is not None:
+                    msg = f"the workspace {self.name} was lost, and with it what was open there; ask again"
+                    raise WorkspaceLost(msg)
+                self._connection = self._connect()
+            elif line is not None and line != self.line:
+                msg = f"the workspace {self.name} was lost in between, and with it what was open there; ask again"
+                raise WorkspaceLost(msg)
+            return self._connection
+
+    def _connect(self) -> ProgramConnection:
+        from stepengine.workspace.connection import PROGRAM, ProgramConnection, source_of
+
+        place = self.place
+        if self.line and place.once:
+            msg = f"the workspace {place.name} was lost: {place.once}"
+            raise WorkspaceLost(msg)
+        if place.kept is not None:
+            place.kept.begin()
+        argv = place.argv((*ISOLATED, "-c", PROGRAM))
+        self.line += 1
+        source = source_of("whole_files.py", "worker.py")
+        made = ProgramConnection(argv, place.env, name=place.name, source=source, seconds=place.start, line=self.line)
+        self._closing.clear()
+        self._variables.clear()
+        try:
+            number = made.ask("begin", seconds=place.start, limits=dict(place.limits))
+            self._begun = made.answer(number, seconds=place.start).head
+            self._open_roots(made)
+        except BaseException as error:
+            made.close()
+            if isinstance(error, OSError):
+                msg = f"the workspace {self.name} was opened again, and its folder is gone: {error.strerror}"
+                raise WorkspaceLost(msg) from None
+            raise
+        return made
+
+    def _open_roots(self, connection: ProgramConnection) -> None:
+        """Open the roots that are in use again; each has to be the folder that it was."""
+        for handle, root in list(self._roots.items()):
+            path, same = self._paths.get(handle, ("", (0, 0)))
+            if not path:  # it was closed
+                continue
+            number = connection.ask("root", seconds=self.place.start, handle=handle, path=path)
+            answer = connection.answer(number, seconds=self.place.start)
+            info = _info(answer.head.get("info"))
+            if (info.st_dev, info.st_ino) != same:
+                msg = f"the workspace {self.name} was opened again, and {path!r} is another folder there now; make its tools anew"
+                raise WorkspaceLost(msg)
+            root.known(answer)
+
+    def ask(
+        self, do: str, data: bytes = b"", *, line: int | None = None, effect: bool = False, **given: object
+    ) -> CallReply:
+        """
+        Make a call, and wait for what comes of it, or until the call of the tool is cancelled.
+
+        Raises:
+            OSError: when the system there refused it.
+            UnknownOutcome: when no answer came, and the call may have changed something.
+            WorkspaceLost: when no answer came.
+        """
+        connection = self.connected(line)
+        if closing := self._to_close():
+            given["close"] = closing
+        number = connection.ask(do, data, effect=effect, seconds=CALL_SECONDS, listener=None, **given)
+        return connection.answer(number, seconds=CALL_SECONDS, cancelled=CANCELLED.get())
+
+    def _to_close(self) -> list[int]:
+        """Return what is to be closed with a call; other threads ask at the same time."""
+        found: list[int] = []
+        with suppress(IndexError):
+            while len(found) < CLOSED_HANDLES:
+                found.append(self._closing.popleft())
+        return found
+
+    def closes(self, number: int, *, root: bool) -> None:
+        """Have something closed with the next call; this is asked by finalizers, too, so it waits for nobody."""
+        if root:
+            self._paths.pop(number, None)
+        self._closing.append(number)
+
+    # --- the system as a whole ---------------------------------------------------------------------------------------
+
+    def root(self, path: str, *, wide: bool) -> tuple[Far, str]:
+        """
+        Open a root; return it and its real path.
+
+        Raises:
+            DefinitionError: when it cannot be opened as a folder, or is ``/`` or contains the home folder and may not be.
+            WorkspaceLost: when the system cannot be reached.
+        """
+        made = self.number()
+        try:
+            answer = self.ask("root", handle=made, path=path)
+        except OSError as error:
+            msg = f"the root {path!r} of {self.name} cannot be opened as a folder: {error.strerror}"
+            raise DefinitionError(msg) from error
+        if self._begun.get("can_walk") is not True:
+            msg = f"{self.name} cannot open files relative to a held folder, so nothing could be confined to a root"
+            raise DefinitionError(msg)
+        if answer.head.get("wide") is not False and not wide:
+            self.closes(made, root=False)
+            msg = f"the root {path!r} of {self.name} is / or contains the home folder; pass allow_wide_root=True to mean it"
+            raise DefinitionError(msg)
+        real = answer.head.get("real")
+        if not isinstance(real, str) or not real.startswith("/") or len(real) > NAME_BYTES:
+            self.refuse("no path")
+        found = Far(self, answer.line, made).known(answer)
+        info = found.fstat()
+        found.is_root = True
+        self._roots[made] = found
+        self._paths[made] = (real, (info.st_dev, info.st_ino))
+        return found, real
+
+    def variables(self, names: Sequence[str]) -> tuple[dict[str, str], str, str]:
+        """Return the variables of these names there, the user's name, and the home folder."""
+        key = tuple(names)
+        connection = self.connected()
+        known = self._variables.get(key)
+        if known is None:
+            head = connection.answer(
+                connection.ask("variables", names=list(names), seconds=CALL_SECONDS), seconds=CALL_SECONDS
+            ).head
+            given, user, home = head.get("variables"), head.get("user"), head.get("home")
+            if not isinstance(given, dict) or not all(_is_text(v) for v in (*given, *given.values(), user, home)):
+                self.refuse("no environment")
+            known = self._variables[key] = ({k: v for k, v in given.items() if k in key}, str(user), str(home))
+        return known
+
+    def which(self, name: str, folders: Sequence[str], root: Sequence[str]) -> str | None:
+        """Return the path of the program that a name stands for in these folders, unless it lies below the root."""
+        found: Any = self.ask("which", name=name, folders=list(folders), root=list(root)).head.get("found")
+        return found if _is_text(found) and found.startswith("/") else None
+
+    def outside(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
+        """Return those paths that are not the root or below it, neither as written nor with links followed."""
+        told = self.ask("outside", paths=list(paths), root=list(root)).head.get("outside")
+        return [path for path in paths if isinstance(told, list) and path in told]
+
+    def private(self) -> str:
+        """
+        Make a private folder, and return its path.
+
+        Raises:
+            ToolError: when there is no place for it.
+        """
+        try:
+            folder: Any = self.ask("private").head.get("folder")
+        except OSError as error:
+            msg = f"the workspace {self.name} has no place for temporary files: {error.strerror}; commands need one, such as /tmp"
+            raise ToolError(msg) from None
+        if not _is_text(folder) or not folder.startswith("/"):
+            self.refuse("no path")
+        return str(folder)
+
+    def make_folders(self, paths: Sequence[str]) -> None:
+        """Make folders in a private folder."""
+        self.ask("mkdirs", paths=list(paths))
+
+    def remove(self, folder: str) -> None:
+        """Remove a private folder, when its connection still stands; else that happens by itself."""
+        connection = self._connection
+        if connection is not None and not connection.is_lost:
+            with suppress(WorkspaceLost, OSError):
+                connection.answer(connection.ask("remove", path=folder, seconds=CALL_SECONDS), seconds=CALL_SECONDS)
+
+    # --- programs ----------------------------------------------------------------------------------------------------
+
+    def spawn(self, folder: Far, listener: Listener, *, script: bytes | None, **what: object) -> Spawned:
+        """
+        Start a program beside a supervisor.
+
+        Raises:
+            OSError: when the system there cannot start a process.
+            UnknownOutcome: when no answer came.
+        """
+        connection = self.connected(None if folder.is_root else folder.line)
+        number = connection.ask(
+            "spawn",
+            script or b"",
+            effect=True,
+            seconds=CALL_SECONDS,
+            listener=listener,
+            folder=folder.number,
+            script=script is not None,
+            **what,
+        )
+        connection.answer(number, seconds=CALL_SECONDS)
+        return Spawned(connection, number)
+
+    def end_marked(self, mark: str) -> None:
+        """Kill every process there with a text in its environment."""
+        self.ask("end_marked", mark=mark)
+
+
+class Spawned:
+    """A program that was started elsewhere."""
+
+    def __init__(self, connection: ProgramConnection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody knows any more how it does."""
+        return self._connection.is_lost
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to its group."""
+        self._connection.tell("signal", child=self._number, pid=pid, signal=number)
+
+    def end(self) -> None:
+        """Have its supervisor end everything."""
+        self._connection.tell("end", child=self._number)
+
+    def kill(self) -> None:
+        """Kill its supervisor."""
+        self._connection.tell("kill", child=self._number)
+
+    def taken(self, size: int) -> None:
+        """Allow it to print so much more."""
+        self._connection.take(self._number, size)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _info(told: object) -> os.stat_result:
+    """Return what a system says of a file; the numbers of somebody else are numbers, and nothing more is believed."""
+    if (
+        not isinstance(told, list)
+        or len(told) != NUMBERS
+        or not all(type(n) is int and 0 <= n < 2 * HALF_OF_64_BITS for n in told[:-1])
+    ):
+        msg = "the workspace does not keep to the protocol: what it says of a file cannot be read"
+        raise WorkspaceLost(msg)
+    mode, inode, device, links, user, group, size, changed = told
+    if type(changed) is not int or not -HALF_OF_64_BITS <= changed < HALF_OF_64_BITS:
+        changed = 0
+    seconds = changed // 1_000_000_000
+    times = {"st_atime_ns": changed, "st_mtime_ns": changed, "st_ctime_ns": changed}
+    return os.stat_result((mode, inode, device, links, user, group, size, seconds, seconds, seconds), times)
+
+
+def _read_listing(data: bytes, system: Elsewhere) -> Iterator[Any]:
+    """Give the entries of a listing, which comes as several lists of JSON, one after the other."""
+    try:
+        text, at, decode = data.decode("utf-8"), 0, json.JSONDecoder().raw_decode
+        while at < len(text):
+            part, at = decode(text, at)
+            if not isinstance(part, list):
+                system.refuse("no listing")
+            yield from part
+    except (ValueError, RecursionError):
+        system.refuse("no listing")
+
+
+def _entry(told: Any) -> FarEntry:
+    if (
+        not isinstance(told, list)
+        or len(told) != ENTRY
+        or not isinstance(told[0], str)
+        or not 0 < len(told[0]) < NAME_BYTES
+        or "/" in told[0]
+        or "\0" in told[0]
+        or told[0] in {".", ".."}
+        or told[1] not in {"d", "f", "o"}
+        or type(told[2]) is not int
+    ):
+        msg = "the workspace does not keep to the protocol: what it says of a folder is nothing"
+        raise WorkspaceLost(msg)
+    info = None if told[3] is None else _info(told[3])
+    if info is not None and not stat.S_ISREG(info.st_mode):
+        info = None
+    return FarEntry(told[0], told[1], told[2], info)

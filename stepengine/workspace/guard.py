@@ -1,0 +1,141 @@
+"""
+``CallGuard``: what the rules of a run say about the call that runs now.
+
+A rule judges the words of a call before it runs. Which files those words lead to is known only when they are opened, and a
+search names none at all. So whoever carries a call out says here what the rules make of each file, and every ``Root`` asks:
+a tool that is added later is bound without knowing of it. It is ambient because the bodies of tools are called with their
+own arguments, some of them in threads, which take the context variables of their caller along.
+
+What the engine reads of a project for a prompt is bound likewise, although no call asks for it: see ``project_guard``.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from attrs import frozen
+
+from stepengine.workspace.path_rules import possible_paths
+
+__all__ = (
+    "GUARD",
+    "PROJECT_RULES",
+    "CallGuard",
+    "FileGuard",
+    "file_guard",
+    "left_out",
+    "project_guard",
+)
+
+FileGuard: TypeAlias = Callable[[Sequence[str], Sequence[str]], str]
+"""
+Takes the real place of a tool's root, and a file's place below it, links resolved. Returns why the file is withheld, as the
+end of a sentence that begins with its path; ``""`` when it is not.
+"""
+
+
+@frozen(kw_only=True)
+class CallGuard:
+    """
+    What binds one call.
+
+    Attributes:
+        file: Judges single files; ``None`` where no rule is about files.
+        named: The paths that the tool says the call is about; empty where it does not say.
+    """
+
+    file: FileGuard | None = None
+    named: tuple[str, ...] = ()
+
+    def refusal(self, folder: Path | None, *, is_here: bool = True) -> str:
+        """
+        Return why the call must not begin, by where the paths lead that its tool says it is about; ``""`` when it may.
+
+        Args:
+            folder: Where relative paths start, by default the working directory. Rules are about places below it, and of what
+                is outside of it about every end of its path.
+            is_here: Whether that is a folder of this machine. Where it is not, paths are judged as they are written; where links
+                lead, the tools that work there judge.
+        """
+        if self.file is None or not self.named:
+            return ""
+        folder = folder or Path.cwd()
+        resolved = os.path.realpath if is_here else os.path.normpath
+        top = _steps(resolved(folder))
+        for path in self.named:
+            if not (readings := possible_paths(path)):
+                return f"{path!r} cannot be resolved: it is encoded too often"
+            for reading in readings:
+                try:
+                    real = _steps(resolved(folder / reading))
+                except (OSError, ValueError) as error:
+                    return f"{path!r} cannot be resolved: {error}"
+                if why := _judge_place(self.file, top, real):
+                    return f"{path!r} {why}"
+        return ""
+
+
+GUARD: contextvars.ContextVar[CallGuard | None] = contextvars.ContextVar("stepengine_guard", default=None)
+"""What binds the call that runs now."""
+
+
+PROJECT_RULES: contextvars.ContextVar[Callable[[], CallGuard | None]] = contextvars.ContextVar(
+    "stepengine_project_rules", default=lambda: None
+)
+"""Returns what binds a function that reads the project for a prompt."""
+
+
+def project_guard(folder: Path, top: Path, workspace: Path | None = None) -> CallGuard | None:
+    """
+    Return what binds reading the project of *folder* for a prompt; ``None`` where no rule is about files.
+
+    Args:
+        folder: The folder that agents work in; rules are about paths below it.
+        top: The top of its repository. A file outside of *folder* is judged by every end of its path, one outside of *top* by none:
+            it is the user's own.
+        workspace: The folder that tools are confined to. Rules are about paths below it, too, where it holds *folder*.
+    """
+    guard = PROJECT_RULES.get()()
+    if guard is None or guard.file is None:
+        return None
+    file, base, project = guard.file, _steps(os.path.realpath(folder)), _steps(os.path.realpath(top))
+    around = base if workspace is None else _steps(os.path.realpath(workspace))
+    bases = {base, around} if base[: len(around)] == around else {base}
+
+    def judge(root: Sequence[str], parts: Sequence[str]) -> str:
+        real = (*root, *parts)
+        if real[: len(project)] != project:
+            return ""
+        return next(filter(None, [_judge_place(file, one, real) for one in bases]), "")
+
+    return CallGuard(file=judge)
+
+
+def _judge_place(file: FileGuard, base: tuple[str, ...], real: tuple[str, ...]) -> str:
+    """Return why a file is withheld: by its path below *base*, and elsewhere by every end of its path."""
+    starts = [len(base)] if real[: len(base)] == base else range(len(real))
+    return next(filter(None, [file(real[:at], real[at:]) for at in starts]), "")
+
+
+def _steps(path: str) -> tuple[str, ...]:
+    return tuple(filter(None, path.split("/")))
+
+
+def file_guard() -> FileGuard | None:
+    """Return what judges the files of the call that runs now; ``None`` where no rule is about files."""
+    guard = GUARD.get()
+    return None if guard is None else guard.file
+
+
+def left_out() -> tuple[str, ...]:
+    """
+    Return what a listing or search says under rules about files: one sentence; none without such rules.
+
+    It is said whether or not there was something, else a model could ask for a pattern and read from the sentence alone
+    whether a withheld file has it.
+    """
+    return () if file_guard() is None else ("files that rules keep from tools are left out",)

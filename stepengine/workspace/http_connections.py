@@ -1,0 +1,302 @@
+"""
+Limits of connections, in front of everything that a request can reach.
+
+uvicorn has no time limit for headers and bodies, and accepts connections until files run out. Its option ``http=`` takes a class of
+protocols: ``make_protocol`` returns a subclass of its own one that makes a ``ConnectionWatch`` for each connection. That starts a
+timer, and wraps the application of the connection, so that it sees when a request starts, when its body is complete and when it ends.
+A connection without a complete request *waits*. When there are too many, the one that waits for longest is closed, unless a token of a
+request on it was verified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import Any, TypeAlias
+
+from attrs import frozen
+
+from stepengine.workspace.open_files import most_open_files
+
+Scope: TypeAlias = Mapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+__all__ = (
+    "ConnectionLimits",
+    "ConnectionTable",
+    "ConnectionWatch",
+    "OncePerSecond",
+    "limits_of_process",
+    "logging_once_per_second",
+    "make_protocol",
+    "note_verified",
+    "protocol_options",
+)
+
+RESERVED_FILES = 256
+"""Files that are left for runs: journals, databases, pipes of programs, connections to providers."""
+UNKNOWN_FILES = 4_096
+"""Where the system has no limit, or nobody knows it."""
+MAX_HEADERS_BYTES = 64 * 1024
+"""Browsers and proxies send some kilobytes; other servers allow from 8 to 64 KiB."""
+LOGS = ("asyncio", "uvicorn.error")
+"""The loggers of connection errors."""
+LENGTHS = frozenset([b"content-length", b"transfer-encoding"])
+VERIFIED = "stepengine.verified"
+"""The key in the scope of a request whose value is called without arguments when its token was verified."""
+
+
+@frozen(kw_only=True)
+class ConnectionLimits:
+    """
+    What connections may use.
+
+    Attributes:
+        connections: How many there may be in all.
+        per_address: How many from one address may wait, without a request that was let in by a token; those of this machine, which
+            a proxy has, are not counted so.
+        header_seconds: How long the headers of a request may take, counted from the connection or the end of the request before.
+        body_seconds: How long the body of a request may take.
+        backlog: How many connections are accepted at once, before any of them is counted.
+        read_seconds: How long a client may read nothing while something waits to be sent to it.
+    """
+
+    connections: int
+    per_address: int = 64
+    header_seconds: float = 10.0
+    body_seconds: float = 60.0
+    backlog: int = 64
+    read_seconds: float = 60.0
+
+
+def limits_of_process() -> ConnectionLimits:
+    """Return the limits for the files that this process may open: some of these are left for runs."""
+    files = most_open_files() or UNKNOWN_FILES
+    reserved = max(min(RESERVED_FILES, files // 2), files // 4)
+    # The system's own queue is as long as what is accepted at once, and whoever finds it full tries again a second later: so it is
+    # as long as the reserve allows.
+    return ConnectionLimits(connections=max(16, files - reserved), backlog=min(1_024, max(16, reserved // 4)))
+
+
+class ConnectionTable:
+    """The connections of a server, and which of them wait."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._open: dict[object, tuple[str, Callable[[], None]]] = {}
+        self._waiting: dict[object, None] = {}  # the one that waits for longest first
+        self._per_address = Counter[str]()
+
+    def add(self, key: object, address: str, close: Callable[[], None]) -> None:
+        """Add a connection that waits; *close* closes it. Closes others, or this one, where there are too many."""
+        self._open[key] = (address, close)
+        self.wait(key)
+        if self._per_address[address] > self.limits.per_address and not _is_local(address):
+            self._close(next(one for one in self._waiting if self._open[one][0] == address))
+        if len(self._open) > self.limits.connections:
+            self._close(next(iter(self._waiting)))
+
+    def wait(self, key: object) -> None:
+        """Note that a connection has no complete request."""
+        if key in self._open and key not in self._waiting:
+            self._waiting[key] = None
+            self._per_address[self._open[key][0]] += 1
+
+    def serve(self, key: object) -> None:
+        """Note that a connection has a complete request, or is known by a token."""
+        if key in self._waiting:
+            del self._waiting[key]
+            address = self._open[key][0]
+            self._per_address[address] -= 1
+            if not self._per_address[address]:
+                del self._per_address[address]
+
+    def remove(self, key: object) -> None:
+        """Remove a connection that is closed."""
+        self.serve(key)
+        self._open.pop(key, None)
+
+    def _close(self, key: object) -> None:
+        close = self._open[key][1]
+        self.remove(key)
+        close()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+def _is_local(address: str) -> bool:
+    try:
+        return ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:  # a socket of the file system
+        return True
+
+
+class ConnectionWatch:
+    """One connection: its timer, and whether it waits."""
+
+    def __init__(self, table: ConnectionTable, transport: asyncio.Transport) -> None:
+        self._table, self._transport = table, transport
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_known = False
+        peer = transport.get_extra_info("peername")
+        self._start_timer(table.limits.header_seconds)
+        table.add(self, str(peer[0]) if peer else "", transport.abort)
+
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def end(self) -> None:
+        """Stop to watch."""
+        self._stop_timer()
+        self._table.remove(self)
+
+    def _complete(self) -> None:
+        self._stop_timer()
+        self._table.serve(self)
+
+    async def run(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application for a request of the connection."""
+        names = {name for name, _ in scope["headers"]}
+        if names >= LENGTHS:
+            await _refuse(send)
+            self._start_timer(self._table.limits.header_seconds)
+            return
+        if names & LENGTHS:
+            self._start_timer(self._table.limits.body_seconds)
+        else:
+            self._complete()
+        try:
+            await app({**scope, VERIFIED: self._note_verified}, self._watched(receive), self._watched_answer(send))
+        finally:
+            if not self._transport.is_closing():
+                self._start_timer(self._table.limits.header_seconds)
+                if not self._is_known:
+                    self._table.wait(self)
+
+    def _watched(self, receive: Receive) -> Receive:
+        """Return *receive*, which notes when the body is complete."""
+
+        async def received() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                self._complete()
+            return message
+
+        return received
+
+    def _note_verified(self) -> None:
+        self._is_known = True
+
+    def _watched_answer(self, send: Send) -> Send:
+        """Return *send*, which closes the connection of a client that does not read."""
+
+        async def sent(message: Message) -> None:
+            # What waits for a client that does not read holds its run in memory.
+            timer = asyncio.get_running_loop().call_later(self._table.limits.read_seconds, self._transport.abort)
+            try:
+                await send(message)
+            finally:
+                timer.cancel()
+
+        return sent
+
+
+def note_verified(scope: Scope) -> None:
+    """Report that the token of a request was verified, to the watch of its connection if there is one."""
+    # By this and not by the status of the answer: a request can be answered before its token is looked at.
+    note = scope.get(VERIFIED)
+    if note is not None:
+        note()
+
+
+async def _refuse(send: Send) -> None:
+    """Refuse a request whose length is said in two ways: a proxy may read the other one, and see two requests where we see one."""
+    body = b"a request has Content-Length or Transfer-Encoding, not both\n"
+    headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def make_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol *base*, ``H11Protocol``, with the limits of *table*, to be given to ``uvicorn.Config(http=...)``."""
+
+    class LimitedProtocol(base):  # type: ignore[misc]  # this layer does not import uvicorn
+        app: Any
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._watch: ConnectionWatch | None = None
+            inner = self.app
+
+            async def app(scope: Scope, receive: Receive, send: Send) -> None:
+                assert self._watch is not None  # noqa: S101 - no request without a connection
+                await self._watch.run(inner, scope, receive, send)
+
+            self.app = app
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._watch = ConnectionWatch(table, transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._watch is not None:
+                self._watch.end()
+            super().connection_lost(exc)
+
+    return LimitedProtocol
+
+
+def protocol_options(base: Any) -> dict[str, Any]:
+    """Return the options of ``uvicorn.Config`` that limit connections to those that this process can serve; *base* is ``H11Protocol``."""
+    limits = limits_of_process()
+    return {
+        "http": make_protocol(ConnectionTable(limits), base),
+        "ws": "none",
+        "backlog": limits.backlog,
+        "h11_max_incomplete_event_size": MAX_HEADERS_BYTES,
+    }
+
+
+class OncePerSecond(logging.Filter):
+    """Lets a message of a log through once a second; what anybody can cause by connecting does not fill a disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next: dict[object, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is logged."""
+        now, key = time.monotonic(), (record.name, str(record.msg)[:100])
+        if now < self._next.get(key, 0.0):
+            return False
+        if len(self._next) > 100:  # noqa: PLR2004 - as many kinds of messages are told apart
+            self._next.clear()
+        self._next[key] = now + 1.0
+        return True
+
+
+@contextmanager
+def logging_once_per_second() -> Iterator[None]:
+    """Limit the logs of connections within the block."""
+    only_once = OncePerSecond()
+    for name in LOGS:
+        logging.getLogger(name).addFilter(only_once)
+    try:
+        yield
+    finally:
+        for name in LOGS:
+            logging.getLogger(name).removeFilter(only_once)

@@ -1,0 +1,66 @@
+"""``PathPolicy``: what a set of tools may touch below its root; light, since the sets are described before they are built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+from attrs import frozen
+
+from stepengine.errors import DefinitionError
+from stepengine.workspace.patterns import find_pattern_problem
+
+__all__ = ("PathPolicy", "is_wide")
+
+
+def is_wide(folder: os.stat_result) -> bool:
+    """Return whether a folder is ``/``, the home folder, or one that contains it."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path("/")
+    # By inode and not by name: `/home/../home/me` and a link to it are the home folder, too. A model that may write
+    # there may write what the shell runs at its next start.
+    for wide in (home, *home.parents, Path("/")):
+        try:
+            if os.path.samestat(folder, os.stat(wide)):  # noqa: PTH116  (samestat takes this)
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _patterns(given: Sequence[str]) -> tuple[str, ...]:
+    return tuple(given)
+
+
+def _can_match(_: object, field: attrs.Attribute[tuple[str, ...]], patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        if why := find_pattern_problem(pattern):
+            msg = f"{field.name}: the pattern {pattern!r} can match nothing: {why}"
+            raise DefinitionError(msg)
+
+
+@frozen(kw_only=True)
+class PathPolicy:
+    """
+    What a set of tools may touch below its root.
+
+    Attributes:
+        withhold: Patterns of files that are not shown either, such as the journal of the run.
+        allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
+        allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
+            may be written.
+        refuse_hardlinks: Refuse to read a file that has more than one name.
+        cross_mounts: Enter folders that are on other file systems than the root.
+        allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
+    """
+
+    withhold: tuple[str, ...] = attrs.field(default=(), converter=_patterns, validator=_can_match)
+    allow_secrets: tuple[str, ...] = attrs.field(default=(), converter=_patterns, validator=_can_match)
+    allow_protected: tuple[str, ...] = attrs.field(default=(), converter=_patterns, validator=_can_match)
+    refuse_hardlinks: bool = False
+    cross_mounts: bool = False
+    allow_wide_root: bool = False

@@ -1,0 +1,259 @@
+"""
+``read_project``: what a repository says about itself, read once.
+
+Everything here is foreign text: it is read below a held root, within caps, and never obeyed by the engine. What is made
+of it for a model stands in ``stepengine.context``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from stepengine.data.visible import visible
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.workspace import calls
+from stepengine.workspace.argv import Argv
+from stepengine.workspace.calls import Fd
+from stepengine.workspace.environment import NAMES_BYTES, CommandEnvironment, Private, find_program, looking
+from stepengine.workspace.guard import GUARD, file_guard, project_guard
+from stepengine.workspace.path_policy import PathPolicy
+from stepengine.workspace.path_rules import INSTRUCTION_FILES
+from stepengine.workspace.root import Missing, Root
+from stepengine.workspace.skills import find_skills, project_top, read_start, user_folder
+from stepengine.workspace.walk import WalkBudget, walk
+from stepengine.workspace.workspace import WORKSPACE
+
+__all__ = ("read_project",)
+
+FILE_BYTES, ALL_BYTES = 32 * 1024, 64 * 1024
+"""About 8,000 tokens of one file and 16,000 of all: each step pays for them."""
+CATALOG_BYTES = 16 * 1024
+"""About 4,000 tokens, which each step pays for."""
+DEEPER_FILES, DEEPER_DEPTH = 50, 6
+"""Folders of a repository with instructions of their own are few and near its top; the rest is not looked for."""
+ENTRIES, SECONDS = 20_000, 2.0
+"""A run that starts waits for the search; in a huge repository, what is not found until then is left out."""
+GIT_SECONDS = 2.0
+"""Facts about a repository are a help; in a huge one a run starts without them."""
+STATUS_BYTES = 1024 * 1024
+"""Ten thousand changed files have less; more are only counted."""
+CHANGED_FILES = 50
+"""Enough to see what a person works on; more are only counted."""
+STATUS = ("git", "status", "--porcelain=v2", "--branch", "-z")
+FIELDS = {"1": 8, "2": 9, "u": 10}
+"""How many fields stand before the path, by the kind of an entry of ``git status``."""
+LEFT_OUT = frozenset(("node_modules", "venv", "site-packages", "target", "build", "dist", "vendor"))
+
+
+def read_project(
+    root: str | None = None, *, instructions: bool = True, skills: bool = True, facts: bool = True, user: bool = True
+) -> dict[str, Any]:
+    """
+    Return what the project of a folder says, as JSON: its instructions, its skills, facts, and what was left out.
+
+    Paths are relative to the folder, so that the same repository reads the same on every machine.
+
+    Args:
+        root: The folder; by default the engine's workspace, else the working directory.
+        instructions: Read ``AGENTS.md``, ``CLAUDE.md`` and ``knowledge.md`` from the top of the repository down to the
+            folder: 32 KiB of a file, 64 KiB of all, the nearest first; they come nearest last.
+        skills: List the skills.
+        facts: Ask for the platform, git's branch and the changed files.
+        user: Read also what the user keeps for all projects.
+    """
+    workspace = WORKSPACE.get()
+    made: dict[str, Any] = {"instructions": [], "deeper": [], "skills": [], "facts": {}, "warnings": []}
+    folder = Path(root) if root is not None else workspace.here if workspace is not None else Path.cwd()
+    if folder is None:
+        made["warnings"].append(
+            "the workspace is not on this machine: nothing of its project was read; name a root for it"
+        )
+        return made
+    folder = folder.resolve()
+    # No call asks for these files, and they reach the model all the same: rules about files hold for them as for a tool's.
+    token = GUARD.set(project_guard(folder, project_top(folder), None if workspace is None else workspace.here))
+    try:
+        if instructions:
+            _Instructions(folder, made).read(user=user)
+        if skills:
+            _list_skills(folder, made, user=user)
+        if facts:
+            made["facts"] = {"platform": sys.platform, **_git(folder)}
+    finally:
+        GUARD.reset(token)
+    made["warnings"] = [visible(text, strict=True) for text in made["warnings"][:CHANGED_FILES]]
+    return made
+
+
+def _list_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
+    catalog = find_skills(folder, user=user)
+    made["warnings"] += catalog.warnings
+    left = CATALOG_BYTES
+    for skill in catalog.skills.values():
+        left -= len(skill.name) + len(skill.description.encode())
+        if left < 0:
+            made["warnings"].append(
+                f"the skill {skill.name!r} and those after it are not listed: {CATALOG_BYTES:,} bytes are"
+            )
+            break
+        made["skills"].append({"name": skill.name, "description": skill.description, "scope": skill.scope})
+
+
+class _Instructions:
+    """Reads the files of instructions of a folder into *made*."""
+
+    def __init__(self, folder: Path, made: dict[str, Any]) -> None:
+        self._folder, self._made = folder, made
+        self._left = ALL_BYTES
+        self._seen: set[Any] = set()
+
+    def read(self, *, user: bool) -> None:
+        """Read the instruction files; the nearest folder has the first claim on the room, and stands last."""
+        top = project_top(self._folder)
+        with suppress(DefinitionError), closing(Root(top, PathPolicy(allow_wide_root=True))) as root:
+            below = self._folder.relative_to(top).parts
+            found = []
+            for depth in range(len(below), -1, -1):
+                paths = ["/".join((*below[:depth], name)) for name in INSTRUCTION_FILES]
+                up = "../" * (len(below) - depth)
+                found.append([one for path in paths if (one := self._file(root, path, up + path.rpartition("/")[2]))])
+            self._made["instructions"] = [one for folder in reversed(found) for one in folder]
+            self._made["deeper"] = list(self._deeper(root, below))
+        own = user_folder() if user else None
+        if own is not None:
+            with suppress(DefinitionError), closing(Root(own, PathPolicy(allow_wide_root=True))) as root:
+                if one := self._file(root, "AGENTS.md", "~/AGENTS.md"):
+                    self._made["instructions"].insert(0, one)
+
+    def _file(self, root: Root, path: str, shown: str) -> dict[str, object] | None:
+        """Return what stands in a file; ``None`` for one that is not there, was read already, or cannot be read."""
+        try:
+            data, info = read_start(root, path, FILE_BYTES)
+        except Missing:
+            return None
+        except (ToolError, OSError) as error:
+            self._made["warnings"].append(f"{shown} was not read: {error}")
+            return None
+        digest = hashlib.sha256(data).hexdigest()
+        same = {(info.st_dev, info.st_ino), digest}
+        if same & self._seen or not data.strip():
+            return None
+        if b"\0" in data:
+            self._made["warnings"].append(f"{shown} was not read: it is not text")
+            return None
+        self._seen |= same
+        room = min(FILE_BYTES, self._left)
+        kept = data[:room]
+        self._left -= len(kept)
+        if not kept:
+            self._made["warnings"].append(
+                f"{shown} was not read: nearer files fill the {ALL_BYTES:,} bytes that there are"
+            )
+            return None
+        text = kept.decode("utf-8-sig", "ignore" if len(kept) < len(data) else "replace")
+        return {"path": shown, "sha256": digest, "text": text, "cut": len(kept) < len(data)}
+
+    def _deeper(self, root: Root, below: Sequence[str]) -> Iterator[str]:
+        """Yield the paths of files of instructions below the folder; they are only named."""
+
+        def enter(parts: tuple[str, ...], _: Fd) -> bool:
+            return (
+                len(parts) - len(below) <= DEEPER_DEPTH and not parts[-1].startswith(".") and parts[-1] not in LEFT_OUT
+            )
+
+        try:
+            opened = root.open_folder("/".join(below) or ".")
+        except ToolError:
+            return
+        try:
+            with closing(walk(root.holds, opened.fd, opened.parts, WalkBudget(ENTRIES, SECONDS), enter)) as entries:
+                count = 0
+                for parts, entry in entries:
+                    is_deeper = entry.name in INSTRUCTION_FILES and len(parts) > len(opened.parts) + 1
+                    if is_deeper and count < DEEPER_FILES and not root.withholds(parts):
+                        count += 1
+                        yield visible("/".join(parts[len(opened.parts) :]), strict=True)
+        except OSError:
+            return
+        finally:
+            calls.close(opened.fd)
+
+
+# --- git --------------------------------------------------------------------------------------------------------------
+
+
+def _git(folder: Path) -> dict[str, object]:
+    """Return branch and changed files; nothing where there is no repository, no git, or it takes longer than two seconds."""
+    if not os.path.lexists(project_top(folder) / ".git"):
+        return {}
+    private = Private()
+    try:
+        private.make()
+        place = tuple([part for part in str(folder).split("/") if part])
+        env = CommandEnvironment(names=(), real_home=False, root=place).variables(private)
+        look = looking(STATUS)
+        program = find_program("git", env["PATH"], place)
+        if look is None or program is None:
+            return {}
+        names = _run_git(program, look.question, folder, env, NAMES_BYTES)
+        status = _run_git(program, look.argv, folder, {**env, **look.variables(names)}, STATUS_BYTES)
+        return _facts(status, project_top(folder))
+    except (OSError, ToolError, subprocess.SubprocessError):
+        return {}
+    finally:
+        private.remove()
+
+
+def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], most: int) -> bytes:
+    """Return what git prints, through a file, so that no flood of it is held in memory."""
+    with tempfile.TemporaryFile() as out:
+        subprocess.run(  # noqa: S603  (git alone, kept from running what the repository names)
+            [program, *argv[1:]],
+            cwd=folder,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+            timeout=GIT_SECONDS,
+            check=True,
+        )
+        out.seek(0)
+        said = out.read(most + 1)
+    if len(said) > most:
+        msg = f"git printed more than {most:,} bytes"
+        raise ToolError(msg)
+    return said
+
+
+def _facts(status: bytes, top: Path) -> dict[str, object]:
+    """
+    Return branch and changed files as ``git status --porcelain=v2 --branch -z`` has them, paths relative to *top*.
+
+    Files that rules keep from tools are not among them.
+    """
+    guard, real = file_guard(), tuple([part for part in os.path.realpath(top).split("/") if part])
+    made: dict[str, Any] = {"branch": "", "changed": [], "changed_count": 0}
+    entries = iter(status.decode("utf-8", "replace").split("\0"))
+    for entry in entries:
+        kind, _, rest = entry.partition(" ")
+        if kind == "#":
+            key, _, value = rest.partition(" ")
+            if key == "branch.head":
+                made["branch"] = visible(value, strict=True)
+            continue
+        path = rest if kind == "?" else (entry.split(" ", FIELDS[kind])[-1] if kind in FIELDS else "")
+        if kind == "2":
+            next(entries, "")  # where it was before
+        if path and not (guard and guard(real, [part for part in path.split("/") if part])):
+            made["changed_count"] += 1
+            if made["changed_count"] <= CHANGED_FILES:
+                made["changed"].append(visible(path, strict=True))
+    return made

@@ -1,0 +1,432 @@
+"""
+Agent Skills: folders with a ``SKILL.md`` that a model reads when it needs them.
+
+Only names and descriptions are shown beforehand. A skill is foreign text: it is read below a held root, within caps, and
+what it says of allowed tools is shown and never obeyed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import find_nearest, list_names
+from stepengine.data.visible import visible
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.workspace import calls
+from stepengine.workspace.guard import GUARD, file_guard
+from stepengine.workspace.path_policy import PathPolicy
+from stepengine.workspace.root import Root
+from stepengine.workspace.walk import WalkBudget, walk
+
+__all__ = (
+    "FILE_BYTES",
+    "NAME_CHARS",
+    "Skill",
+    "SkillCatalog",
+    "find_skills",
+    "instructions_of",
+    "project_top",
+    "read_start",
+    "skill_named",
+    "user_folder",
+)
+
+PLACES = (".stepengine/skills", ".agents/skills", ".claude/skills")
+"""Where skills stand below the top of a project, and all but the first below the home folder."""
+MAX_DEPTH_LEVELS = 3
+"""Skills are grouped in a folder or two."""
+MAX_FOLDERS = 2_000
+"""Ten times the skills that are listed; the folders are looked at before each run."""
+SCAN_SECONDS = 2.0
+"""A run that starts waits for it; skills that are not found until then are left out with a warning."""
+MAX_SKILLS = 200
+"""Each is a line of the prompt at every step; a model chooses worse among more."""
+KEPT_SCANS = 16
+"""A process works with a few folders; an old scan is checked against the disk before it is used."""
+FRESH_NS = 50_000_000
+"""How coarse the times of a file system may be: a file that changed this recently may change again without a new time."""
+SHOWN_FILES = 100
+"""About two screens; a skill with more files names those that matter in its text."""
+FILE_BYTES = 32 * 1024
+"""About 8,000 tokens of instructions for one task; longer material belongs into files beside it."""
+HEAD_BYTES = 16 * 1024
+"""A name and a description with some fields take a kilobyte."""
+MAX_BRACKETS = 64
+"""How many brackets a head may have: the time that YAML takes grows with the square of how deep they stand."""
+NAME_CHARS, DESCRIPTION_CHARS = 64, 1_024
+"""The Agent Skills format documents 64 characters for a name and 1,024 for a description."""
+NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+MAX_PARENT_FOLDERS = 8
+"""A working folder is rarely deeper in its repository, and each folder costs a look."""
+
+
+@frozen(kw_only=True)
+class Skill:
+    """
+    A skill that was found.
+
+    Attributes:
+        name: What it is called by.
+        description: What it is for and when to use it; at most 1,024 characters.
+        scope: ``"project"`` or ``"user"``.
+        path: Its folder, as people are shown it.
+        root: What it is read below.
+        folder: Its folder below that root.
+    """
+
+    name: str
+    description: str
+    scope: str
+    path: str
+    root: Root
+    folder: str
+
+
+@frozen
+class SkillCatalog:
+    """
+    The skills of a project.
+
+    Attributes:
+        skills: By name, in the order in which they were found.
+        warnings: What is wrong with those that are not there, or that were found twice; one sentence each.
+    """
+
+    skills: dict[str, Skill] = attrs.field(factory=dict)
+    warnings: list[str] = attrs.field(factory=list)
+
+
+def project_top(folder: Path) -> Path:
+    """Return the nearest folder with ``.git`` from *folder* up, at most 8 above, below home and ``/``; else *folder* itself."""
+    home, here = Path(os.path.expanduser("~")), folder  # noqa: PTH111  (never raises)
+    for _ in range(MAX_PARENT_FOLDERS + 1):
+        if here in (home, here.parent):
+            break
+        if os.path.lexists(here / ".git"):
+            return here
+        here = here.parent
+    return folder
+
+
+def user_folder() -> Path | None:
+    """Return the folder of the user's own configuration, if there is one to be had."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    if base.startswith("/"):
+        return Path(base, "stepengine")
+    home = os.environ.get("HOME", "")
+    return Path(home, ".config", "stepengine") if home.startswith("/") else None
+
+
+def read_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_result]:
+    """
+    Return the first *limit* + 1 bytes of a file below *root*, and what the system says of it.
+
+    Raises:
+        ToolError: as ``Root.open_file`` does.
+    """
+    opened = root.open_file(path)
+    try:
+        data = bytearray()
+        while len(data) <= limit and (chunk := calls.read(opened.fd, limit + 1 - len(data))):
+            data += chunk
+        return bytes(data), opened.info
+    finally:
+        calls.close(opened.fd)
+
+
+Place: TypeAlias = tuple[Path, str, str]
+"""A folder, where skills stand below it, and whose they are."""
+Stamp: TypeAlias = tuple[int, ...] | None
+"""What changes when a folder or a file does; ``None`` for what is not there."""
+
+
+@frozen
+class _Scan:
+    """
+    What a project and a user had when their folders were gone through.
+
+    Attributes:
+        skills: The members of each skill but its root, and the folder of that: a root that is kept would stay open.
+        warnings: As of ``SkillCatalog``.
+        stamps: The folders and heads that were seen, by path.
+    """
+
+    skills: tuple[tuple[Path, Mapping[str, Any]], ...]
+    warnings: tuple[str, ...]
+    stamps: Mapping[str, Stamp]
+
+    def holds(self) -> bool:
+        """Return whether nothing has changed since."""
+        return all(_stamp(path) == stamp for path, stamp in self.stamps.items())
+
+
+_scans: dict[tuple[Place, ...], _Scan] = {}
+"""The last scans: of thousands of folders one takes seconds, and every call of ``skill`` would need one."""
+
+
+def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
+    """
+    Return the skills of the project that *folder* belongs to; with *user* also the user's, which stand behind those.
+
+    The folders are gone through once, and again when one of them or a head has changed.
+    """
+    places = tuple(_places(folder, user=user))
+    known = _scans.get(places)
+    if known is None or not known.holds():
+        known = _scanned(places)
+        while len(_scans) >= KEPT_SCANS:
+            _scans.pop(next(iter(_scans), places), None)
+        if not _is_fresh(known):
+            _scans[places] = known
+    return _open_catalog(known)
+
+
+def _places(folder: Path, *, user: bool) -> Iterator[Place]:
+    top = project_top(folder)
+    yield from [(top, place, "project") for place in PLACES]
+    if user:
+        own, home = user_folder(), os.environ.get("HOME", "")
+        yield from [(own, "skills", "user")] if own is not None else []
+        yield from [(Path(home), place, "user") for place in PLACES[1:]] if home.startswith("/") else []
+
+
+def _scanned(places: Iterable[Place]) -> _Scan:
+    found, left, stamps = SkillCatalog(), WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
+    bases: dict[str, Path] = {}
+    # What rules keep from one call is left out of its answer below: what is kept serves all calls.
+    token = GUARD.set(None)
+    try:
+        for base, place, scope in places:
+            with closing(_folders(base, place, left, stamps)) as folders:
+                for root, path in folders:
+                    _take(found, root, path, scope)
+                    bases |= dict.fromkeys(found.skills.keys() - bases.keys(), base)
+                    if not left.check_time():  # the walk asks only at every 64th entry, and a head can take a second
+                        break
+    finally:
+        GUARD.reset(token)
+    if left.cut:
+        found.warnings.append(f"not all folders of skills were looked at: {left.cut}")
+    fields = attrs.filters.exclude("root")
+    skills = [(bases[name], attrs.asdict(s, recurse=False, filter=fields)) for name, s in found.skills.items()]
+    return _Scan(tuple(skills), tuple(found.warnings), stamps)
+
+
+def _open_catalog(known: _Scan) -> SkillCatalog:
+    """Return the skills of a scan with open roots, without those that rules keep from the call that runs now."""
+    found, roots = SkillCatalog(warnings=[*known.warnings]), dict[Path, Root | None]()
+    for base, members in known.skills:
+        if base not in roots:
+            roots[base] = _root_of(base)
+        root = roots[base]
+        if root is None:
+            continue
+        skill = Skill(root=root, **members)
+        try:
+            if file_guard() is not None:
+                calls.close(root.open_file(f"{skill.folder}/SKILL.md").fd)
+        except (ToolError, OSError) as error:
+            found.warnings.append(f"the skill in {skill.path!r} was left out: {error}")
+        else:
+            found.skills[skill.name] = skill
+    return found
+
+
+def _root_of(base: Path) -> Root | None:
+    try:
+        return Root(base, PathPolicy(allow_wide_root=True))
+    except DefinitionError:
+        return None
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        status = os.stat(path)  # noqa: PTH116  (thousands of them: a Path for each takes as long as the call)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev
+
+
+def _is_fresh(scan: _Scan) -> bool:
+    """Return whether something changed so lately that the next change could have the same stamp."""
+    now = time.time_ns()
+    return any(stamp is not None and now - stamp[1] < FRESH_NS for stamp in scan.stamps.values())
+
+
+def _folders(
+    base: Path, place: str, left: WalkBudget, stamps: dict[str, Stamp]
+) -> Generator[tuple[Root, str], None, None]:
+    """
+    Yield the folders with a ``SKILL.md``, at most three below *place*, and the root that they are read below.
+
+    What was looked at is added to *stamps*.
+    """
+    top = f"{base}/{place}"
+    stamps[top] = _stamp(top)
+    root = _root_of(base)
+    if root is None:
+        return
+    try:
+        opened = root.open_folder(place)
+    except ToolError:
+        return
+    try:
+        start = len(opened.parts)
+        with closing(
+            walk(root.holds, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= start + MAX_DEPTH_LEVELS)
+        ) as entries:
+            for parts, entry in entries:
+                is_head = entry.name == "SKILL.md"
+                if is_head or entry.is_dir(follow_symlinks=False):
+                    seen = "/".join([top, *parts[start:]])
+                    stamps[seen] = _stamp(seen)
+                if is_head and len(parts) > start + 1:
+                    yield root, "/".join(parts[:-1])
+    except OSError:
+        return
+    finally:
+        calls.close(opened.fd)
+
+
+def _take(found: SkillCatalog, root: Root, path: str, scope: str) -> None:
+    shown = visible(path if scope == "project" else f"~/{path}", strict=True)
+    try:
+        head, _ = _read(root, path)
+    except (ToolError, OSError) as error:
+        found.warnings.append(f"the skill in {shown!r} was left out: {error}")
+        return
+    folder = path.rpartition("/")[2]
+    name = visible(str(head.get("name") or folder), strict=True)
+    description = head.get("description")
+    if not isinstance(description, str) or not description.strip():
+        found.warnings.append(f"the skill in {shown!r} was left out: its SKILL.md has no description")
+        return
+    if not NAME.fullmatch(name) or len(name) > NAME_CHARS:
+        found.warnings.append(
+            f"the skill in {shown!r} was left out: its name {name[:NAME_CHARS]!r} is none of a-z, 0-9 and single -, "
+            f"at most {NAME_CHARS} characters"
+        )
+        return
+    if name != folder:
+        found.warnings.append(f"the skill {name!r} in {shown!r}: its name should be that of its folder")
+    if name in found.skills:
+        found.warnings.append(
+            f"the skill {name!r} in {shown!r} was left out: another one in {found.skills[name].path!r} comes first"
+        )
+    elif len(found.skills) >= MAX_SKILLS:
+        found.warnings.append(f"the skill {name!r} in {shown!r} was left out: there are {MAX_SKILLS} already")
+    else:
+        said = " ".join(visible(description).split())[:DESCRIPTION_CHARS]
+        found.skills[name] = Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path)
+
+
+def _read(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
+    """
+    Return the head and the body of a ``SKILL.md``.
+
+    Raises:
+        ToolError: when it cannot be read, or its head is missing, too large, or no mapping.
+    """
+    data, _ = read_start(root, f"{folder}/SKILL.md", FILE_BYTES)
+    text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+    if not text.startswith("---\n"):
+        msg = "SKILL.md does not begin with a head between two lines of ---"
+        raise ToolError(msg)
+    head, line, body = text[4:].partition("\n---")
+    if not line or len(head.encode()) > HEAD_BYTES:
+        msg = f"the head of SKILL.md does not end within {HEAD_BYTES:,} bytes; a line of --- ends it"
+        raise ToolError(msg)
+    cut = f"\n[cut after {FILE_BYTES:,} bytes]" if len(data) > FILE_BYTES else ""
+    return _mapping(head), body.partition("\n")[2].strip() + cut
+
+
+def _mapping(head: str) -> Mapping[str, object]:
+    import yaml
+
+    if sum([head.count(bracket) for bracket in "[{"]) > MAX_BRACKETS:
+        msg = f"the head of SKILL.md has more than {MAX_BRACKETS} brackets"
+        raise ToolError(msg)
+    for text in (head, _quoted(head)):
+        try:
+            # An alias can stand for many: a few hundred bytes become gigabytes.
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.BaseLoader)):
+                msg = "the head of SKILL.md has an alias (*name), which is not read"
+                raise ToolError(msg)
+            value = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506  (makes strings, lists and mappings alone)
+        except (yaml.YAMLError, RecursionError, ValueError):
+            continue
+        if isinstance(value, dict):
+            return value
+    msg = "the head of SKILL.md is not a YAML mapping"
+    raise ToolError(msg)
+
+
+def _quoted(head: str) -> str:
+    """Return a head with its description in quotes: many have a colon in it."""
+    lines = head.split("\n")
+    for number, line in enumerate(lines):
+        key, colon, value = line.partition(":")
+        if key == "description" and colon:
+            lines[number] = f"description: {json.dumps(value.strip())}"
+    return "\n".join(lines)
+
+
+def skill_named(folder: Path, name: str, *, user: bool) -> Skill:
+    """
+    Return the skill *name* of the project that *folder* belongs to, or with *user* one of the user's own.
+
+    Raises:
+        ToolError: when there is none of that name; it names those that are near to it.
+    """
+    known = find_skills(folder, user=user).skills
+    found = known.get(name)
+    if found is None:
+        near = find_nearest(name[:NAME_CHARS], known) or sorted(known)
+        there = f"near to it: {list_names(near)}" if near else "there is none here"
+        msg = f"there is no skill {visible(name[:NAME_CHARS], strict=True)!r}; {there}"
+        raise ToolError(msg)
+    return found
+
+
+def instructions_of(found: Skill) -> str:
+    """
+    Return what a skill says to do, and which files it has; the text is foreign.
+
+    Raises:
+        ToolError: when it cannot be read any more.
+    """
+    head, body = _read(found.root, found.folder)
+    files = _files(found)
+    parts = [visible(body)]
+    if allowed := head.get("allowed-tools"):
+        parts.append(
+            f"(It names these tools, which gives no permission: {visible(str(allowed), strict=True)[: NAME_CHARS * 4]})"
+        )
+    if files:
+        parts.append("Files of this skill:\n" + "\n".join([f"- {visible(name, strict=True)}" for name in files]))
+    return f"# Skill {found.name} ({found.path})\n\n" + "\n\n".join(parts)
+
+
+def _files(found: Skill) -> list[str]:
+    opened = found.root.open_folder(found.folder)
+    try:
+        start, budget = len(opened.parts), WalkBudget(MAX_FOLDERS, SCAN_SECONDS)
+        with closing(walk(found.root.holds, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
+            names = [
+                "/".join(parts[start:])
+                for parts, entry in entries
+                if entry.is_file(follow_symlinks=False) and not found.root.withholds(parts)
+            ]
+    finally:
+        calls.close(opened.fd)
+    return [name for name in names if name != "SKILL.md"][:SHOWN_FILES]

@@ -1,0 +1,196 @@
+"""Text of files: what is text at all, in which encoding, and windows of lines."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import mimetypes
+
+from attrs import frozen
+
+from stepengine.workspace import calls
+from stepengine.workspace.calls import Fd
+
+__all__ = ("FileText", "LineRange", "binary_kind", "cut_line", "decode", "digest", "read_capped", "stream_lines")
+
+READ_LINE_CHARS = 2_000
+"""Lines that people write are shorter; a longer one is data, and could fill the context with one line."""
+READ_WHOLE_BYTES = 10_000_000
+"""Source files are far smaller; a larger file is read by window, so that memory stays small."""
+
+SNIFFED_BYTES = 8_192
+"""Binary files have a null byte in their first block; git looks at 8,000 bytes."""
+CHUNK_BYTES = 1024 * 1024
+"""Few calls for a large file, and little memory."""
+COUNTED_BYTES = 256 * CHUNK_BYTES
+"""A quarter of a second for the number of lines; of a longer file it is not told."""
+BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+MAGICS = (
+    (b"\x89PNG", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+    (b"PK\x03\x04", "application/zip"),
+    (b"\x7fELF", "an ELF program"),
+    (b"\x1f\x8b", "application/gzip"),
+    (b"SQLite format 3\x00", "an SQLite database"),
+)
+
+
+@frozen
+class FileText:
+    """
+    The text of a file and how to write it back byte for byte.
+
+    Attributes:
+        text: The text; bytes that are no UTF-8 are lone surrogates in it.
+        encoding: Its encoding.
+        bom: The byte order mark before it.
+    """
+
+    text: str
+    encoding: str = "utf-8"
+    bom: bytes = b""
+
+    def encode(self, text: str) -> bytes:
+        """Return *text* as bytes in the same form."""
+        errors = "surrogateescape" if self.encoding == "utf-8" else "strict"
+        return self.bom + text.encode(self.encoding, errors)
+
+    @property
+    def shown(self) -> str:
+        """The text with replacement characters for what is not UTF-8."""
+        return (
+            self.text
+            if self.text.isascii()
+            else self.text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        )
+
+
+def decode(data: bytes) -> FileText | None:
+    """Return the text that bytes hold, or ``None`` when they are binary."""
+    for bom, encoding in BOMS:
+        if data.startswith(bom):
+            try:
+                errors = "surrogateescape" if encoding == "utf-8" else "strict"
+                return FileText(data[len(bom) :].decode(encoding, errors), encoding, bom)
+            except UnicodeDecodeError:
+                return None
+    if b"\0" in data[:SNIFFED_BYTES]:
+        return None
+    return FileText(data.decode("utf-8", "surrogateescape"))
+
+
+def binary_kind(data: bytes, name: str) -> str:
+    """Return what a binary file probably is."""
+    found = next((kind for magic, kind in MAGICS if data.startswith(magic)), None)
+    return found or mimetypes.guess_type(name, strict=False)[0] or "unknown type"
+
+
+def digest(data: bytes) -> str:
+    """Return the short hash by which a later write can tell that the file is still the same."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def read_capped(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
+    """Return what a file holds, or ``None`` when that is more than *limit* bytes, whatever its size is said to be."""
+    chunks, left = [], limit + 1
+    while left > 0 and (chunk := calls.read(fd, min(CHUNK_BYTES, left))):
+        chunks.append(chunk)
+        left -= len(chunk)
+    return None if left <= 0 else b"".join(chunks)
+
+
+@frozen
+class LineRange:
+    """
+    Some lines of a file.
+
+    Attributes:
+        lines: The lines with their ends.
+        total: How many lines the file has; ``None`` when it was too long to count.
+    """
+
+    lines: list[str]
+    total: int | None
+
+
+def cut_line(line: str) -> str:
+    """Return a line of at most 2,000 characters; a mark says how much was cut."""
+    if len(line) <= READ_LINE_CHARS + 2:
+        return line
+    body = line.rstrip("\r\n")
+    if len(body) <= READ_LINE_CHARS:
+        return line
+    return f"{body[:READ_LINE_CHARS]} [... {len(body) - READ_LINE_CHARS:,} characters of this line were cut]{line[len(body) :]}"
+
+
+def stream_lines(fd: Fd, offset: int, limit: int) -> LineRange:
+    """Return a window of a UTF-8 file of any size, in bounded memory."""
+    window = _Window(offset, limit)
+    seen = 0
+    while chunk := calls.read(fd, CHUNK_BYTES):
+        seen += len(chunk)
+        window.feed(chunk)
+        if seen > COUNTED_BYTES and window.is_full:
+            return LineRange(window.lines, None)
+    return LineRange(window.lines, window.end())
+
+
+class _Window:
+    """Collects some lines of a stream of bytes; of each line it keeps only the beginning."""
+
+    KEPT_CHARS = READ_LINE_CHARS * 4 + 64
+    """Of a line that is cut anyway, enough for the part that is shown, at four bytes for a character."""
+
+    def __init__(self, offset: int, limit: int) -> None:
+        self._first, self._after = offset, offset + limit
+        self._number = 0
+        self._open = bytearray()
+        self._length = 0
+        self.lines: list[str] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self._number >= self._after
+
+    def feed(self, chunk: bytes) -> None:
+        if self.is_full or self._number + chunk.count(b"\n") < self._first:
+            ends = chunk.count(b"\n")
+            self._number += ends
+            self._length = len(chunk) - chunk.rfind(b"\n") - 1 if ends else self._length + len(chunk)
+            if ends:
+                self._open.clear()
+            return
+        pieces = chunk.split(b"\n")
+        for piece in pieces[:-1]:
+            self._add(piece)
+            self._close(b"\n")
+        self._add(pieces[-1])
+
+    def _add(self, piece: bytes) -> None:
+        self._length += len(piece)
+        if self._first <= self._number < self._after:
+            self._open += piece[: max(0, self.KEPT_CHARS - len(self._open))]
+
+    def _close(self, end: bytes) -> None:
+        if self._first <= self._number < self._after:
+            line = bytes(self._open).decode("utf-8", "replace")
+            missing = self._length - len(self._open)
+            if missing and len(line) > READ_LINE_CHARS:
+                line = f"{line[:READ_LINE_CHARS]} [... more than {missing:,} bytes of this line were cut]"
+            self.lines.append(cut_line(line + end.decode()))
+        self._open.clear()
+        self._length = 0
+        self._number += 1
+
+    def end(self) -> int:
+        if self._length:
+            self._close(b"")
+        return self._number

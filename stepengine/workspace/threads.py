@@ -1,0 +1,255 @@
+"""
+``ThreadPool``: where synchronous tool bodies run.
+
+A thread cannot be killed. A body that does not stop when its call ends is *abandoned*: its thread keeps running under a
+name that the run reports, and its place in the pool is given to somebody else, so that it starves nobody.
+Threads are daemons and end when they have had nothing to do for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from stepengine.workspace.after_fork import renewed
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ("CANCELLED", "CancelSignal", "Settable", "ThreadPool")
+
+THREADS = 32
+"""Bodies of tools mostly wait for disks and networks; as many children at once rarely need more, and each takes a stack."""
+CANCEL_GRACE_SECONDS = 5.0
+"""A body that looks at its signal ends in time; a person who stopped a run waits no longer for one that does not."""
+
+IDLE_SECONDS = 10.0
+"""Longer than the time between two steps, so that a run keeps its thread."""
+
+Told: TypeAlias = "Callable[[Any, BaseException | None], object]"
+"""Is given what a body returned, or what it raised."""
+
+
+class CancelSignal(Protocol):
+    """Something that says whether the call should stop, such as a ``threading.Event``."""
+
+    def is_set(self) -> bool:
+        """Return whether the call should stop."""
+
+
+CANCELLED: contextvars.ContextVar[CancelSignal | None] = contextvars.ContextVar("stepengine_cancelled", default=None)
+"""What says that the call should stop whose body runs in this thread."""
+
+
+class Settable(CancelSignal, Protocol):
+    """A cancellation signal that can be given."""
+
+    def set(self) -> None:
+        """Give the signal."""
+
+
+class _Job:
+    """One body on its way through a thread."""
+
+    __slots__ = (
+        "abandoned",
+        "body",
+        "context",
+        "done",
+        "future",
+        "lock",
+        "loop",
+        "name",
+        "outcome",
+        "started",
+        "tells",
+        "thread",
+    )
+
+    def __init__(
+        self, name: str, body: Callable[[], object], loop: asyncio.AbstractEventLoop, tells: Told | None = None
+    ) -> None:
+        self.name = name
+        self.body = body
+        self.loop = loop
+        self.tells = tells
+        self.context = contextvars.copy_context()
+        self.future: asyncio.Future[Any] | None = None if tells is not None else loop.create_future()
+        self.lock = threading.Lock()
+        self.started = self.done = self.abandoned = False
+        self.thread = ""
+        self.outcome: tuple[bool, Any] = (True, None)
+
+    def run(self) -> None:
+        try:
+            self.outcome = (True, self.context.run(self.body))
+        except BaseException as error:  # noqa: BLE001  (it is raised again in the thread that waits)
+            self.outcome = (False, error)
+        with self.lock:
+            self.done = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        if self.tells is not None:
+            succeeded, value = self.outcome
+            self.tells(*((value, None) if succeeded else (None, value)))
+        elif self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+
+class ThreadPool:
+    """
+    At most *size* threads for synchronous bodies; abandoned threads do not count.
+
+    Args:
+        size: How many bodies may run at once.
+        grace: Seconds that a cancelled body is waited for before it is abandoned.
+    """
+
+    def __init__(self, size: int = THREADS, *, grace: float = CANCEL_GRACE_SECONDS) -> None:
+        self._size = size
+        self._grace = grace
+        self._ready = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._idle = self._threads = self._made = 0
+        self._closed = False
+        self._leaked: dict[str, None] = {}
+        renewed(self)
+
+    def renew(self) -> None:
+        """Forget threads and jobs: in a forked child there are none, and whoever had the lock is gone."""
+        self._ready = threading.Condition()
+        self._jobs.clear()
+        self._idle = self._threads = 0
+        self._closed = False
+        self._leaked.clear()
+
+    @property
+    def leaked(self) -> tuple[str, ...]:
+        """The names of abandoned threads that still run."""
+        with self._ready:
+            return tuple(self._leaked)
+
+    def close(self) -> None:
+        """Let idle threads end at once, and busy ones when their body has ended. The pool stays usable."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+
+    async def run(
+        self, name: str, body: Callable[[], Any], *, signal: Settable | None = None, leaked: list[str] | None = None
+    ) -> Any:
+        """
+        Run *body* in a thread and return what it returns, or raise what it raises.
+
+        On cancellation *signal* is set and the body is waited for; a body that goes on is abandoned and its thread's
+        name is added to *leaked*. The caller's context variables are visible to the body.
+        """
+        import asyncio
+
+        job = _Job(name, body, asyncio.get_running_loop())
+        if signal is not None:
+            job.context.run(CANCELLED.set, signal)
+        assert job.future is not None  # noqa: S101 - nobody else is told
+        self._submit(job)
+        try:
+            await job.future
+        except asyncio.CancelledError:
+            if not self._withdraw(job):
+                if signal is not None:
+                    signal.set()
+                await self._let_end(job, leaked)
+            raise
+        succeeded, value = job.outcome
+        if succeeded:
+            return value
+        raise value
+
+    def begin(self, name: str, body: Callable[[], Any], tells: Told) -> None:
+        """
+        Run *body* in a thread, and call *tells* in the event loop that runs now when it has ended.
+
+        For what nobody can cancel: it costs a third of the turns of the loop that ``run`` does.
+        """
+        import asyncio
+
+        self._submit(_Job(name, body, asyncio.get_running_loop(), tells))
+
+    def _submit(self, job: _Job) -> None:
+        with self._ready:
+            self._closed = False
+            self._jobs.append(job)
+            self._start_thread()
+            self._ready.notify()
+
+    def _start_thread(self) -> None:
+        if len(self._jobs) > self._idle and self._threads < self._size:
+            self._threads += 1
+            self._made += 1
+            threading.Thread(target=self._work, name=f"stepengine-tool-{self._made}", daemon=True).start()
+
+    def _withdraw(self, job: _Job) -> bool:
+        with self._ready:
+            if job.started:
+                return False
+            self._jobs.remove(job)
+            return True
+
+    async def _let_end(self, job: _Job, leaked: list[str] | None) -> None:
+        import asyncio
+
+        with job.lock:
+            if job.done:
+                return
+            job.future = job.loop.create_future()
+        try:
+            async with asyncio.timeout(self._grace):
+                await job.future
+        except TimeoutError:
+            self._abandon(job, leaked)
+        except asyncio.CancelledError:
+            self._abandon(job, leaked)
+            raise
+
+    def _abandon(self, job: _Job, leaked: list[str] | None) -> None:
+        with self._ready, job.lock:
+            if job.done:
+                return
+            job.abandoned = True
+            self._leaked[job.thread] = None
+            self._threads -= 1
+            self._start_thread()
+        if leaked is not None:
+            leaked.append(job.thread)
+
+    def _work(self) -> None:
+        thread = threading.current_thread()
+        plain_name = thread.name
+        while (job := self._next(plain_name)) is not None:
+            thread.name = job.thread
+            job.run()
+            thread.name = plain_name
+            if job.abandoned:
+                with self._ready:
+                    del self._leaked[job.thread]
+                return
+            del job
+
+    def _next(self, thread: str) -> _Job | None:
+        with self._ready:
+            while not self._jobs:
+                self._idle += 1
+                woken = not self._closed and self._ready.wait(IDLE_SECONDS)
+                self._idle -= 1
+                if not woken and not self._jobs:
+                    self._threads -= 1
+                    return None
+            job = self._jobs.popleft()
+            job.started = True
+            job.thread = f"{thread}-{job.name}"
+            return job

@@ -1,0 +1,116 @@
+"""Goes through a tree below a root by descriptors, without following links, within a budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+from stepengine.workspace import calls
+from stepengine.workspace.calls import FOLDER, Fd, FolderEntry
+from stepengine.workspace.threads import CancelSignal
+from stepengine.workspace.whole_files import TEMPORARY
+
+__all__ = ("TEMPORARY", "WalkBudget", "walk")
+
+LIST_ENTRIES = 20_000
+"""A repository without its dependencies has fewer; a listing must not hold a run in a home folder."""
+LIST_SECONDS = 10.0
+"""A slow disk lists all that a model reads within this time."""
+
+MAX_DEPTH_LEVELS = 100
+"""Real trees have some twenty levels; each holds an open folder."""
+
+
+class WalkBudget:
+    """
+    How far a walk may go.
+
+    Attributes:
+        cut: Why it went no further; empty when it saw everything.
+    """
+
+    def __init__(
+        self, entries: int = LIST_ENTRIES, seconds: float = LIST_SECONDS, cancelled: CancelSignal | None = None
+    ) -> None:
+        self._entries = entries
+        self._seconds = seconds
+        self._left = entries
+        self._end = time.monotonic() + seconds
+        self._cancelled = cancelled
+        self.cut = ""
+
+    def take(self) -> bool:
+        """Count one entry; return whether there was budget for it."""
+        self._left -= 1
+        if self._left < 0:
+            self.cut = f"stopped after {self._entries:,} entries"
+        elif not self._left % 64 or self._left > self._entries - 2:
+            self.check_time()
+        return not self.cut
+
+    def check_time(self) -> bool:
+        """Return whether there is time left."""
+        if time.monotonic() > self._end:
+            self.cut = f"stopped after {self._seconds:g} s"
+        elif self._cancelled is not None and self._cancelled.is_set():
+            self.cut = "stopped because the call was cancelled"
+        return not self.cut
+
+
+def walk(
+    holds: Callable[[Fd], bool],
+    fd: Fd,
+    parts: tuple[str, ...],
+    budget: WalkBudget,
+    enter: Callable[[tuple[str, ...], Fd], bool],
+) -> Generator[tuple[tuple[str, ...], FolderEntry], None, None]:
+    """
+    Yield the entries below an open folder, folders before what they hold, names in order.
+
+    Symbolic links and special files are left out. An entry's ``stat`` works only until the next one is asked for.
+
+    Args:
+        holds: Says of an open folder whether it may be entered; see ``Root.holds``.
+        fd: The folder; it stays open.
+        parts: Its place below the root.
+        budget: How far to go.
+        enter: Takes a folder's place and the descriptor of the folder that holds it; says whether to go into it.
+    """
+    if len(parts) > MAX_DEPTH_LEVELS:
+        budget.cut = budget.cut or f"stopped below {MAX_DEPTH_LEVELS} folders"
+        return
+    with calls.scandir(fd) as listing:
+        entries = sorted(listing, key=lambda e: e.name)
+    for entry in entries:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if not (is_folder or entry.is_file(follow_symlinks=False)) or entry.name.startswith(TEMPORARY):
+            continue
+        place = (*parts, entry.name)
+        if is_folder and not enter(place, fd):
+            continue
+        if not budget.take():
+            return
+        yield place, entry
+        if is_folder:
+            yield from _below(holds, (fd, entry.name), place, budget, enter)
+        if budget.cut:
+            return
+
+
+def _below(
+    holds: Callable[[Fd], bool], at: tuple[Fd, str], place: tuple[str, ...], budget: WalkBudget, enter: Any
+) -> Generator[Any, None, None]:
+    try:
+        inner = calls.open_at(at[1], FOLDER, at[0])
+    except OSError:  # gone, swapped for a link, or not ours to read
+        return
+    try:
+        if holds(inner):
+            with closing(walk(holds, inner, place, budget, enter)) as entries:
+                yield from entries
+    except OSError:
+        return
+    finally:
+        calls.close(inner)

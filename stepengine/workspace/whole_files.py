@@ -1,0 +1,94 @@
+"""
+Makes the content of a file, all of it or nothing, and removes what such a write has left that was cut off.
+
+It stands alone, on the standard library of Python 3.8: its text is sent ahead of ``stepengine.workspace.worker``, to do the same elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+import time
+
+TEMPORARY = ".stepengine-"
+"""How the names of files begin that are being written."""
+NEW_MODE = 0o644
+"""What editors give new files: all may read them, within the umask."""
+STALE_SECONDS = 60
+"""Writing a file takes less, so that an older temporary file belongs to nobody."""
+NAME = re.compile(re.escape(TEMPORARY) + r"(\d+)-[0-9a-f]{16}")
+
+
+def put(folder: int, name: str, data: bytes, mode: int | None) -> None:
+    """
+    Make *data* the content of a file in an open folder, durably: it is there as a whole, or the file is as it was.
+
+    Args:
+        folder: The descriptor of the folder.
+        name: The file.
+        data: What it is to hold.
+        mode: Its permission bits; 0644 minus the umask for ``None``.
+    """
+    if mode is None:
+        mode = NEW_MODE & ~umask()
+    # With the process's number, so that what a dead one has left can be told from what a living one is writing.
+    temporary = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600, dir_fd=folder)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fchmod(fd, mode)
+            # Before the rename: some file systems make the new name durable before the content, and a power cut would
+            # leave an empty file under the old one's name.
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+    # The rename itself is an entry of the folder, and is durable only with it (reliability:JR12).
+    os.fsync(folder)
+
+
+def umask() -> int:
+    """Return the umask, without the moment of a wrong one that setting it would take, where that is possible."""
+    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as status:  # noqa: PTH123  (it starts without pathlib)
+        found = re.search(r"^Umask:\s*([0-7]+)$", status.read(), re.MULTILINE)
+        if found:
+            return int(found[1], 8)
+    current = os.umask(0o077)
+    os.umask(current)
+    return current
+
+
+def sweep(folder: int) -> None:
+    """Remove temporary files that a process which no longer exists has left in a folder."""
+    with os.scandir(folder) as entries:
+        names = [e.name for e in entries if e.name.startswith(TEMPORARY)]
+    for name in names:
+        found = NAME.fullmatch(name)
+        if found is None or is_alive(int(found[1])):
+            continue
+        with contextlib.suppress(OSError):
+            info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(info.st_mode) and time.time() - info.st_mtime > STALE_SECONDS:
+                os.unlink(name, dir_fd=folder)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,587 @@
+"""
+A program of its own, of the standard library alone: carries out at the other end of a pipe what tools ask of a system.
+
+It is sent over the pipe, behind ``whole_files`` as one text, and needs nothing there but Python 3.8. It knows no tools: what it does are calls on open folders and
+files, each the one that ``stepengine.workspace.calls`` makes here, and starting programs, each beside a supervisor. When its
+standard input ends, everything that it started is killed and its private folders are removed.
+
+A frame has two lengths of four bytes, of its head and its data; the head is JSON. A request has ``id`` and ``do``, its answer the
+same ``id``, then ``error`` where it failed and ``more`` where another frame follows. What a program prints comes in frames with
+``on``, the number of the program, of which no more are sent than were allowed for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stepengine.workspace.whole_files import put, sweep  # noqa: TC004 - its text is ahead of this one, see above
+
+READY = b"stepengine deploy worker 1\n"
+LENGTHS = struct.Struct(">II")
+HEAD_BYTES = 8 * 1024 * 1024
+"""A head may hold an environment and a command of 128 KiB with escapes."""
+DATA_BYTES = 16 * 1024 * 1024
+"""Above the largest file that is written in one call, 4 MiB."""
+CHUNK_BYTES = 65_536
+"""The size of a pipe on Linux, which no read exceeds."""
+LISTED_BYTES = 256 * 1024
+"""A listing is sent in parts of this size, so that other calls get their turn."""
+LISTED_ENTRIES = 200_000
+"""As many as are looked at for secrets; a folder with more cannot be listed."""
+WINDOW_BYTES = 1024 * 1024
+"""How far a program may print ahead of its reader: no pause at a slow network, and little memory."""
+LOG_BYTES = 16 * 1024 * 1024
+"""The output of a job that is kept; a server that logs for days must not fill the disk."""
+DRAIN_READS = 32
+"""What a program printed last is in the pipes; more comes from a child that holds them open."""
+DEATH_SECONDS = 5.0
+"""More than the supervisor takes to kill everything."""
+
+KINDS = {
+    "walk": getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+    "folder": os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+    "file": os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
+}
+SLOW = {"list", "pread", "replace", "remove", "sweep", "spawn", "end_marked", "which"}
+"""What may take its time: each in a thread of its own, while the rest is done in the order in which it comes."""
+
+
+def read_exactly(fd: int, size: int) -> bytes:
+    """Return so many bytes, or raise ``EOFError``."""
+    parts = []
+    while size:
+        part = os.read(fd, min(size, 1024 * 1024))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def told(info: os.stat_result) -> list[int]:
+    """Return what the system says of a file, as numbers."""
+    return [
+        info.st_mode,
+        info.st_ino,
+        info.st_dev,
+        info.st_nlink,
+        info.st_uid,
+        info.st_gid,
+        info.st_size,
+        info.st_mtime_ns,
+    ]
+
+
+def mount_of(fd: int) -> str:
+    """Return which mount something open was reached through; an empty text where the system does not tell."""
+    try:
+        with open("/proc/self/fdinfo/%d" % fd, encoding="ascii") as lines:
+            return next((line.strip() for line in lines if line.startswith("mnt_id:")), "")
+    except OSError:
+        return ""
+
+
+def below(path: str, root: list[str]) -> bool:
+    """Return whether a path, as written or with links followed, is the root or below it; nothing is below the root ``/``."""
+    forms = (os.path.normpath(path), os.path.realpath(path))
+    return bool(root) and any([part for part in form.split("/") if part][: len(root)] == root for form in forms)
+
+
+class Worker:
+    """The one object of the program: what is open, and what runs."""
+
+    def __init__(self, source: int, sink: int) -> None:
+        self.source = source
+        self.sink = sink
+        self.lock = threading.Lock()
+        self.open: dict[int, int] = {}
+        self.children: dict[int, ChildProcess] = {}
+        self.private: list[str] = []
+
+    def send(self, head: dict[str, Any], data: bytes = b"") -> None:
+        """Send one frame."""
+        text = json.dumps(head).encode()
+        with self.lock:
+            write_all(self.sink, LENGTHS.pack(len(text), len(data)) + text + data)
+
+    def serve(self) -> None:
+        """Answer until nothing more comes."""
+        write_all(self.sink, READY)
+        while True:
+            head_size, data_size = LENGTHS.unpack(read_exactly(self.source, LENGTHS.size))
+            if head_size > HEAD_BYTES or data_size > DATA_BYTES:
+                return
+            head = json.loads(read_exactly(self.source, head_size).decode())
+            data = read_exactly(self.source, data_size)
+            if head["do"] in SLOW:
+                threading.Thread(target=self.answer, args=(head, data), daemon=True).start()
+            else:
+                self.answer(head, data)
+
+    def answer(self, head: dict[str, Any], data: bytes) -> None:
+        """Do what is asked, and say what came of it."""
+        number = head.pop("id", None)
+        try:
+            for old in head.pop("close", ()):
+                self.close(old)
+            made = getattr(self, "do_" + head.pop("do"))(data=data, number=number, **head)
+            reply, content = made if isinstance(made, tuple) else (made, b"")
+            reply = {"id": number, **(reply or {})}
+        except OSError as error:
+            reply, content = {"id": number, "error": errno.errorcode.get(error.errno or 0, "EIO")}, b""
+        except (ValueError, OverflowError):  # of a name or mode that no system has, which none was asked about
+            reply, content = {"id": number, "error": "EINVAL"}, b""
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is an answer
+            reply, content = {"id": number, "error": "", "why": "%s: %s" % (type(error).__name__, error)}, b""
+        if number is not None:
+            with contextlib.suppress(OSError):  # nobody listens any more; the main thread finds out, too
+                self.send(reply, content)
+
+    def close(self, handle: int) -> None:
+        """Close what is open under a number."""
+        fd = self.open.pop(handle, None)
+        if fd is not None:
+            os.close(fd)
+
+    def fd(self, handle: int) -> int:
+        """Return the descriptor of what is open under a number; what was open before this program began is not."""
+        try:
+            return self.open[handle]
+        except KeyError:
+            raise OSError(errno.EBADF, "closed") from None
+
+    # --- the system as a whole --------------------------------------------------------------------------------------
+
+    def do_begin(self, limits: Any, data: bytes, number: Any) -> Any:
+        """Take what belongs to the whole of it; say what system this is."""
+        import resource
+
+        for name, value in limits.items():
+            which = getattr(resource, name)
+            hard = resource.getrlimit(which)[1]
+            wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(which, (wanted, wanted))
+        can = os.open in os.supports_dir_fd and os.mkdir in os.supports_dir_fd
+        return {
+            "python": list(sys.version_info[:3]),
+            "platform": sys.platform,
+            "can_walk": can,
+            "executable": sys.executable,
+        }
+
+    def do_root(self, handle: int, path: str, data: bytes, number: Any) -> Any:
+        """Open a root; a symbolic link is resolved once, now."""
+        home = os.path.expanduser("~")
+        path = home + path[1:] if path == "~" or path.startswith("~/") else path
+        fd = os.open(path, KINDS["walk"] & ~os.O_NOFOLLOW)
+        self.open[handle] = fd
+        info = os.fstat(fd)
+        above, wide = home, False
+        while True:
+            with contextlib.suppress(OSError):
+                wide = wide or os.path.samestat(info, os.stat(above))
+            if above in ("/", ""):
+                break
+            above = os.path.dirname(above)
+        return {"info": told(info), "real": os.path.realpath(path), "wide": wide, "mount": mount_of(fd)}
+
+    def do_variables(self, names: list[str], data: bytes, number: Any) -> Any:
+        """Return the values of variables of this system, and who we are; of no others."""
+        import pwd
+
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            user = str(os.getuid())
+        given = {name: os.environ[name] for name in names if name in os.environ}
+        return {"variables": given, "user": user, "home": os.path.expanduser("~")}
+
+    def do_which(self, name: str, folders: list[str], root: list[str], data: bytes, number: Any) -> Any:
+        """Return the program that a name stands for, and not one below the root."""
+        import shutil
+
+        for folder in folders:
+            found = shutil.which(name, path=folder)
+            if found is not None and not below(found, root):
+                return {"found": found}
+        return {"found": None}
+
+    def do_outside(self, paths: list[str], root: list[str], data: bytes, number: Any) -> Any:
+        """Return those paths that are not the root or below it, neither as written nor with links followed."""
+        return {"outside": [path for path in paths if not below(path, root)]}
+
+    def do_private(self, data: bytes, number: Any) -> Any:
+        """Make private folders for one command."""
+        import tempfile
+
+        folder = tempfile.mkdtemp(prefix="stepengine-")
+        self.private.append(folder)
+        return {"folder": folder}
+
+    def do_mkdirs(self, paths: list[str], data: bytes, number: Any) -> None:
+        """Make private folders."""
+        for path in paths:
+            os.mkdir(path, 0o700)
+
+    def do_remove(self, path: str, data: bytes, number: Any) -> None:
+        """Remove private folders; only those that were made here."""
+        import shutil
+
+        if path in self.private:
+            self.private.remove(path)
+            shutil.rmtree(path, ignore_errors=True)
+
+    # --- folders and files ------------------------------------------------------------------------------------------
+
+    def do_open(self, handle: int, folder: int, name: str, kind: str, data: bytes, number: Any) -> Any:
+        """Open one name in an open folder; of a file also its beginning is returned."""
+        fd = os.open(name, KINDS[kind], dir_fd=self.fd(folder))
+        self.open[handle] = fd
+        info = os.fstat(fd)
+        if kind != "file":
+            return {"info": told(info), "mount": mount_of(fd)}
+        start = b""
+        if stat.S_ISREG(info.st_mode):
+            with contextlib.suppress(OSError):
+                start = os.pread(fd, CHUNK_BYTES, 0)
+        return {"info": told(info)}, start
+
+    def do_fstat(self, handle: int, data: bytes, number: Any) -> Any:
+        """Return what the system says of something open."""
+        return {"info": told(os.fstat(self.fd(handle))), "mount": mount_of(self.fd(handle))}
+
+    def do_pread(self, handle: int, offset: int, size: int, data: bytes, number: Any) -> Any:
+        """Return bytes of an open file."""
+        return {}, os.pread(self.fd(handle), min(size, 1024 * 1024), offset)
+
+    def do_list(self, handle: int, data: bytes, number: Any) -> Any:
+        """List an open folder."""
+        part, size, count = [], 0, 0
+        with os.scandir(self.fd(handle)) as entries:
+            for entry in entries:
+                count += 1
+                if count > LISTED_ENTRIES:
+                    raise OSError(errno.EOVERFLOW, "too many entries")
+                if entry.is_dir(follow_symlinks=False):
+                    one = [entry.name, "d", entry.inode(), None]
+                elif entry.is_file(follow_symlinks=False):
+                    info = None
+                    with contextlib.suppress(OSError):
+                        info = told(entry.stat(follow_symlinks=False))
+                    one = [entry.name, "f", entry.inode(), info]
+                else:
+                    one = [entry.name, "o", entry.inode(), None]
+                part.append(one)
+                size += len(entry.name) + 100
+                if size > LISTED_BYTES:
+                    self.send({"id": number, "more": True}, json.dumps(part).encode())
+                    part, size = [], 0
+        return {}, json.dumps(part).encode()
+
+    def do_stat(self, folder: int, name: str, data: bytes, number: Any) -> Any:
+        """Return what the system says of a name, without following it."""
+        return {"info": told(os.stat(name, dir_fd=self.fd(folder), follow_symlinks=False))}
+
+    def do_readlink(self, folder: int, name: str, data: bytes, number: Any) -> Any:
+        """Return where a symbolic link points."""
+        return {"target": os.readlink(name, dir_fd=self.fd(folder))}
+
+    def do_mkdir(self, folder: int, name: str, mode: Any, data: bytes, number: Any) -> None:
+        """Make a folder."""
+        os.mkdir(name, mode, dir_fd=self.fd(folder))
+
+    def do_rmdir(self, folder: int, name: str, data: bytes, number: Any) -> None:
+        """Remove a folder that is empty."""
+        os.rmdir(name, dir_fd=self.fd(folder))
+
+    def do_unlink(self, folder: int, name: str, data: bytes, number: Any) -> None:
+        """Remove a file, durably."""
+        os.unlink(name, dir_fd=self.fd(folder))
+        os.fsync(self.fd(folder))
+
+    def do_replace(self, folder: int, name: str, mode: Any, data: bytes, number: Any) -> None:
+        """Make something the content of a file, durably."""
+        put(self.fd(folder), name, data, mode)
+
+    def do_sweep(self, folder: int, data: bytes, number: Any) -> None:
+        """Remove temporary files that a process which no longer exists has left."""
+        sweep(self.fd(folder))
+
+    # --- programs ---------------------------------------------------------------------------------------------------
+
+    def do_spawn(
+        self,
+        folder: int,
+        supervisor: str,
+        limits: Any,
+        program: str,
+        argv: list[str],
+        env: dict[str, str],
+        script: bool,
+        log: Any,
+        data: bytes,
+        number: Any,
+    ) -> Any:
+        """Start a program beside a supervisor, whose text comes along; what it prints comes in frames with the number of this request."""
+        import socket
+        import tempfile
+
+        passed, argv = [self.fd(folder)], list(argv)
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        line, line_end = socket.socketpair()
+        theirs = [out_end, err_end]
+        passed.append(line_end.fileno())
+        with contextlib.ExitStack() as undo:
+            for fd in theirs:
+                undo.callback(os.close, fd)
+            undo.callback(line_end.close)
+            if script:
+                file = undo.enter_context(tempfile.TemporaryFile())
+                file.write(data)
+                file.seek(0)
+                passed.append(file.fileno())
+                argv = [word.replace("{script}", "/dev/fd/%d" % file.fileno()) for word in argv]
+            words = [
+                sys.executable, "-I", "-S", "-X", "utf8", "-c", supervisor, str(os.getpid()), str(line_end.fileno()),
+                str(self.fd(folder)), limits, program,
+            ]  # fmt: skip
+            old = os.umask(0o022)
+            try:
+                made = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
+                    words + argv,
+                    stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end, env=env, pass_fds=passed, start_new_session=True,
+                )  # fmt: skip
+            except BaseException:
+                os.close(out)
+                os.close(err)
+                line.close()
+                raise
+            finally:
+                os.umask(old)
+        child = self.children[number] = ChildProcess(self, number, made, (out, err, line.detach()), log)
+        threading.Thread(target=child.pump, daemon=True).start()
+        return {}
+
+    def do_signal(self, child: int, pid: int, signal: int, data: bytes, number: Any) -> None:
+        """Send a signal to the group of a program, as long as its number belongs to nobody else."""
+        found = self.children.get(child)
+        if found is not None and pid > 1 and found.popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal)
+
+    def do_end(self, child: int, data: bytes, number: Any) -> None:
+        """Have the supervisor of a program end all that is left."""
+        found = self.children.get(child)
+        if found is not None:
+            found.end()
+
+    def do_kill(self, child: int, data: bytes, number: Any) -> None:
+        """Kill the supervisor of a program."""
+        found = self.children.get(child)
+        if found is not None:
+            found.popen.kill()
+
+    def do_allow(self, child: int, size: int, data: bytes, number: Any) -> None:
+        """Let a program send so many bytes more."""
+        found = self.children.get(child)
+        if found is not None:
+            found.allow(size)
+
+    def do_end_marked(self, mark: Any, data: bytes, number: Any) -> None:
+        """Kill every process with a text in its environment, again and again until there is none."""
+        import time
+
+        for _ in range(40):
+            left = list(marked(mark.encode()))
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if not left:
+                return
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """End what runs, and remove what was made for it."""
+        import shutil
+
+        children = list(self.children.values())
+        for child in children:
+            child.end()
+        for child in children:
+            try:
+                child.popen.wait(DEATH_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.popen.kill()
+        for folder in list(self.private):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def marked(mark: Any) -> Iterator[int]:
+    """Give the ids of running processes of ours whose environment holds a text."""
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        with contextlib.suppress(OSError):
+            if name.isdigit() and os.stat("/proc/" + name).st_uid == os.getuid():
+                with open("/proc/%s/environ" % name, "rb") as file:
+                    if mark in file.read():
+                        yield int(name)
+
+
+class ChildProcess:
+    """A program that was started, and what it prints."""
+
+    def __init__(self, worker: Worker, number: Any, popen: subprocess.Popen[bytes], fds: Any, log: Any) -> None:
+        self.worker = worker
+        self.number = number
+        self.popen = popen
+        self.out, self.err, self.line = fds
+        self.left = WINDOW_BYTES
+        self.lock = threading.Lock()
+        self.woken, self.wakes = os.pipe()
+        self.over = False
+        self.log = (
+            os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600) if log else -1
+        )
+        self.logged = 0
+        for fd in (self.out, self.err):
+            os.set_blocking(fd, False)
+
+    def wake(self) -> None:
+        """Have the thread look anew."""
+        with self.lock:
+            if not self.over:
+                os.write(self.wakes, b"x")
+
+    def allow(self, size: int) -> None:
+        """Let so many bytes more be sent."""
+        with self.lock:
+            self.left += size
+        self.wake()
+
+    def end(self) -> None:
+        """Tell the supervisor to end everything."""
+        with self.lock:
+            if not self.over and self.line >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(self.line, b"end\n")
+
+    def pump(self) -> None:
+        """Send what is printed, until the supervisor has ended and nothing is left."""
+        names = {self.out: "out", self.err: "err"}
+        try:
+            while self.listen(names):
+                pass
+            self.worker.send({"on": self.number, "closed": "line"})
+            code = self.popen.wait()
+            self.send_on(names, list(names), DRAIN_READS)
+            for name in names.values():
+                self.worker.send({"on": self.number, "closed": name})
+            self.worker.children.pop(self.number, None)
+            self.worker.send({"on": self.number, "gone": code})
+        except OSError:
+            self.popen.kill()  # nobody listens any more
+        finally:
+            with self.lock:
+                self.over = True
+                for fd in (self.out, self.err, self.line, self.woken, self.wakes, self.log):
+                    if fd >= 0:
+                        os.close(fd)
+
+    def listen(self, names: dict[int, str]) -> bool:
+        """Wait for something, and send it; return whether the supervisor may say more."""
+        ready = polled([self.woken, self.line, *(names if self.left > 0 else ())])
+        if self.woken in ready:
+            os.read(self.woken, 4096)
+        if self.line not in ready:
+            self.send_on(names, [fd for fd in ready if fd in names], 1)
+            return True
+        said = self.hear()
+        # What was printed before the end is told before the end.
+        self.send_on(names, list(names), DRAIN_READS)
+        if said:
+            self.worker.send({"on": self.number, "from": "line"}, said)
+        return bool(said)
+
+    def send_on(self, names: dict[int, str], fds: list[int], times: int) -> None:
+        """Send what is there of some streams; one that has ended is taken out of *names*."""
+        for fd in fds:
+            if not self.forward(fd, names[fd], times):
+                self.worker.send({"on": self.number, "closed": names.pop(fd)})
+
+    def hear(self) -> bytes:
+        """Return what the supervisor says; nothing when it has ended, however that was."""
+        try:
+            return os.read(self.line, CHUNK_BYTES)
+        except OSError:
+            return b""
+
+    def forward(self, fd: int, name: str, times: int) -> bool:
+        """Send what is there; return whether more may come."""
+        for _ in range(times):
+            try:
+                data = os.read(fd, CHUNK_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            if self.log >= 0 and self.logged < LOG_BYTES:
+                kept = data[: LOG_BYTES - self.logged]
+                with contextlib.suppress(OSError):
+                    self.logged += os.write(self.log, kept)
+            with self.lock:
+                self.left -= len(data)
+            self.worker.send({"on": self.number, "from": name}, data)
+            if self.left <= 0:
+                return True
+        return True
+
+
+def polled(fds: Any) -> list[int]:
+    """Return which descriptors are ready."""
+    waiting = select.poll()
+    for fd in fds:
+        waiting.register(fd, select.POLLIN)
+    return [fd for fd, _ in waiting.poll()]
+
+
+def main() -> None:
+    """Answer on standard output what is asked on standard input."""
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    worker = Worker(source, sink)
+    try:
+        worker.serve()
+    except (EOFError, OSError, ValueError, KeyError):
+        pass
+    finally:
+        worker.end()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

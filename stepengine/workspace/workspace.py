@@ -1,0 +1,611 @@
+"""
+``Workspace``: where the agents of an engine work, and which bundled tools they may use there.
+
+The place is a folder of this machine, in a container, or on another machine.
+
+Each kind of place is an argument list that gives the standard input and output of a Python there, and nothing more; what runs on it
+is the same for all of them, see ``stepengine.workspace.far``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.data.checks import FLAG, TEXT, fine, or_none
+from stepengine.errors import DefinitionError, WorkspaceLost
+
+if TYPE_CHECKING:
+    from stepengine.workspace.containers import Container
+    from stepengine.workspace.far import Elsewhere
+
+__all__ = ("WORKSPACE", "Workspace")
+
+START_SECONDS = 60.0
+"""A log-in over a slow network takes seconds; a host that does not answer must not hold a run."""
+IMAGE_SECONDS = 600.0
+"""How long a container may take to start: its image may have to be fetched."""
+ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
+"""What the program that makes a connection sees of our environment: no keys."""
+CONTAINERS = (
+    "DOCKER_HOST",
+    "DOCKER_CONTEXT",
+    "DOCKER_CONFIG",
+    "DOCKER_CERT_PATH",
+    "DOCKER_TLS_VERIFY",
+    "CONTAINER_HOST",
+    "XDG_RUNTIME_DIR",
+)
+ENTERING = (
+    "-I", "-S", "-c",
+    "import os, sys; os.makedirs(sys.argv[1], exist_ok=True); os.chdir(sys.argv[1]); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])",
+)  # fmt: skip
+"""Makes the folder there, and becomes the Python that works in it: Docker would make it, and Podman refuses one that is not there."""
+WAITING = ("-I", "-S", "-c", "import time\nwhile True: time.sleep(86_400)")
+"""What a container does that is kept: others begin in it."""
+LIMITS: Mapping[str, str] = {
+    "processes": "RLIMIT_NPROC",
+    "memory_bytes": "RLIMIT_AS",
+    "file_bytes": "RLIMIT_FSIZE",
+    "cpu_seconds": "RLIMIT_CPU",
+}
+SSH_OPTIONS = (
+    "BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes", "PermitLocalCommand=no", "SendEnv=-*",
+    "ControlMaster=no", "ControlPath=none", "ServerAliveInterval=15", "ServerAliveCountMax=4",
+)  # fmt: skip
+"""No password is asked for, nothing of ours is forwarded, and a peer that is silent for a minute is gone."""
+FORMS = "docker:IMAGE, podman:IMAGE, container:NAME:/FOLDER, ssh:HOST:/FOLDER, bubblewrap:FOLDER, kubernetes:POD:/FOLDER or over:COMMAND"
+
+
+def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None:
+    fine(or_none(TEXT))(workspace, field, web)
+    if web is not None:
+        # Imported here alone: every usable import loads this module, and hardly a workspace has web=.
+        from stepengine.workspace.urls import service_url
+
+        service_url(web)
+
+
+@frozen
+class Workspace:
+    """
+    Where the agent works, and which bundled tools it may use there.
+
+    In ``Engine(workspace=...)`` an agent gets each bundled tool that it names, such as ``"read_files"``. Tools that only read and search
+    are always allowed. *write*, *shell* and *web* allow the others.
+
+    ``Workspace("project")`` is a folder of this machine. Of another place it is made by ``docker``, ``podman``, ``ssh``, ``bubblewrap``,
+    ``kubernetes``, or ``over`` for whatever else gives standard input and output. ``file_tools``, ``search_tools``, ``shell_tools``,
+    ``change_hook_tools``, ``stepengine.journal.undo`` and ``Engine`` take either. ``snapshot`` keeps what is in it. Nothing is
+    started before it is needed; ``close``, or leaving a ``with`` block, ends what was started. The other place needs Python 3.8 or newer
+    and a POSIX system, and nothing else.
+
+    Attributes:
+        root: The root folder; of another place, its path there.
+        cwd: The working directory; the root itself by default.
+        system: The other place; ``None`` for this machine.
+        write: Whether agents may change files: ``write_file``, ``str_replace``.
+        shell: Whether agents may run programs: ``run_terminal_command``, ``check_job``, ``kill_job``, ``watch``. It is no sandbox.
+        web: The address of a SearXNG instance, such as ``"http://localhost:8080"``, for ``web_search``, ``read_docs`` and ``read_url``,
+            which reach the public web. ``None`` for no web.
+
+    Raises:
+        DefinitionError: when an option is no such value.
+    """
+
+    root: Path = attrs.field(converter=Path)
+    cwd: Path = attrs.field(default=attrs.Factory(lambda self: self.root, takes_self=True), converter=Path)
+    system: Elsewhere | None = attrs.field(
+        default=None, kw_only=True, repr=lambda system: getattr(system, "name", "None")
+    )
+    write: bool = attrs.field(default=False, kw_only=True, validator=fine(FLAG))
+    shell: bool = attrs.field(default=False, kw_only=True, validator=fine(FLAG))
+    web: str | None = attrs.field(default=None, kw_only=True, validator=_check_web)
+
+    def __fspath__(self) -> str:
+        if self.system is None:
+            return os.fspath(self.root)
+        msg = f"the workspace {self.name} is not a folder of this machine"
+        raise DefinitionError(msg)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and records: without keys, options and passwords."""
+        return os.fspath(self.root) if self.system is None else f"{self.system.name}"
+
+    @property
+    def here(self) -> Path | None:
+        """The folder of this machine that its root is: of a container or sandbox the one that is shown there; ``None`` for none."""
+        if self.system is None:
+            return self.root
+        found = self.system.here(os.fspath(self.root))
+        return Path(found) if found else None
+
+    def with_access(self, *, write: bool = False, shell: bool = False, web: str | None = None) -> Workspace:
+        """
+        Return the same place with these permissions in place of its own.
+
+        Raises:
+            DefinitionError: when an option is no such value.
+        """
+        return attrs.evolve(self, write=write, shell=shell, web=web)
+
+    def close(self) -> None:
+        """End what runs there, and the connection; a folder of this machine needs none of it."""
+        if self.system is not None:
+            self.system.close()
+
+    def snapshot(self, to: str | os.PathLike[str]) -> Workspace:
+        """
+        Keep what is in it now, and return a workspace that begins with that: to try something there, or to fork a run from here.
+
+        The new workspace has the same permissions.
+
+        A folder of this machine, in a sandbox or not, is copied, with its links as they are. Of a container that is kept, or runs
+        anyhow, an image is made; its mounts are not in it. It waits until that is done, so that an event loop calls it in a thread.
+
+        Args:
+            to: A folder that is not there yet; for a container the name of an image, such as ``"shop:before"``.
+
+        Raises:
+            DefinitionError: for a place that cannot be kept so, and a folder that is there.
+            WorkspaceLost: when the copy, or the image, cannot be made.
+        """
+        return self._copy(to).with_access(write=self.write, shell=self.shell, web=self.web)
+
+    def _copy(self, to: str | os.PathLike[str]) -> Workspace:
+        place = None if self.system is None else self.system.place
+        kept, again = (None, None) if place is None else (place.kept, place.again)
+        here = self.here
+        if kept is not None and again is not None and here is None:
+            kept.commit(_operand(os.fspath(to), kept.program))
+            made: Workspace = again(os.fspath(to))
+            return made
+        if here is not None and (place is None or (kept is None and again is not None)):
+            copied = _copied(here, Path(to))
+            return (
+                again(os.fspath(copied))
+                if again is not None
+                else Workspace(copied, copied / _below(self.cwd, self.root))
+            )
+        msg = (
+            f"the workspace {self.name} has no snapshots: a folder of this machine, bubblewrap, and a container with keep= or container= "
+            "have, whose root is no mount"
+        )
+        raise DefinitionError(msg)
+
+    def discard(self) -> None:
+        """
+        End what runs there, and throw away the container that was kept with ``keep=``; any other place is only closed.
+
+        Raises:
+            WorkspaceLost: when the container cannot be removed.
+        """
+        self.close()
+        if self.system is not None and self.system.place.kept is not None:
+            self.system.place.kept.remove()
+
+    # --- places ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def over(
+        cls,
+        argv: Sequence[str],
+        root: str | os.PathLike[str] = ".",
+        *,
+        python: str = "python3",
+        name: str = "",
+        env: Sequence[str] = (),
+        limits: Mapping[str, int] | None = None,
+        start_seconds: float = START_SECONDS,
+    ) -> Workspace:
+        """
+        Return the place that a command gives standard input and output of.
+
+        Args:
+            argv: The command, such as ``["docker", "exec", "-i", "box"]``; the words that start Python there follow it.
+            root: The folder there; relative to where its Python starts, ``~`` is the home folder.
+            python: The Python there.
+            name: What it is called in messages and journals; the command by default, which must hold no secrets then.
+            env: Names of variables of this process that the command sees beside ``PATH``, ``HOME``, ``USER``, ``LANG`` and ``TZ``.
+            limits: Limits of the system for everything there together with its Python, as in ``shell_tools``.
+            start_seconds: How long a start may take.
+
+        Raises:
+            DefinitionError: for no command, and for limits that are none.
+        """
+        words = _words(argv)
+        return cls._at(
+            root,
+            name=name or f"over:{shlex.join(words)}",
+            argv=lambda options: (*words, python, *options),
+            env=env,
+            limits=limits,
+            start=start_seconds,
+        )
+
+    @classmethod
+    def docker(
+        cls,
+        image: str = "",
+        root: str | os.PathLike[str] = "/workspace",
+        *,
+        container: str = "",
+        keep: str = "",
+        mounts: Mapping[str | os.PathLike[str], str] | None = None,
+        network: str = "none",
+        memory: str = "4g",
+        cpus: float = 2.0,
+        processes: int = 1024,
+        user: str = "",
+        options: Sequence[str] = (),
+        python: str = "python3",
+        program: str = "docker",
+        start_seconds: float = IMAGE_SECONDS,
+    ) -> Workspace:
+        """
+        Return a new container of an image, which is thrown away with its connection unless it is kept; or one that runs.
+
+        Args:
+            image: The image, such as ``"python:3.13"``; it has Python.
+            root: The folder there; it is made when it is missing.
+            container: A container that runs, in place of an image. The options from *keep* to *options* are not for it.
+            keep: A name under which the container of the image stays, with what is in it, until ``discard()``: the next workspace
+                with the same name, image and options works on in it, be it of another process.
+            mounts: Folders of this machine, and where they stand there; both can write to them.
+            network: ``"none"``, or what Docker calls one.
+            memory: How much memory it may have.
+            cpus: How many processors.
+            processes: How many processes.
+            user: Who works there, such as ``"1000:1000"``; as the image says by default.
+            options: More options of ``docker run``.
+            python: The Python there.
+            program: The program; ``podman`` takes the same words.
+            start_seconds: How long a start may take, with the image to be fetched.
+
+        Raises:
+            DefinitionError: for both or none of image and container, and for what would be read as an option.
+        """
+        from stepengine.workspace.containers import (
+            Container,
+        )  # only for who names one: workspaces are of the usable import
+
+        if bool(image) == bool(container):
+            msg = f'Workspace.{program} takes an image or container="...", one of them'
+            raise DefinitionError(msg)
+        named, seen = _operand(image or container, program), _seen(CONTAINERS)
+        inside = (python, *ENTERING, _absolute(root))
+        limits = (
+            f"--network={network}", "--security-opt=no-new-privileges", f"--memory={memory}", f"--memory-swap={memory}",
+            f"--cpus={cpus:g}", f"--pids-limit={processes}", *([f"--user={user}"] if user else []),
+            *[f"--mount={_mount(here, there)}" for here, there in (mounts or {}).items()], *options, named,
+        )  # fmt: skip
+        once = ""
+        if container:
+            words: tuple[str, ...] = (program, "exec", "-i", "-w", _absolute(root), named, python)
+            kept = Container(program, named, seen)
+        elif keep:
+            words = (program, "exec", "-i", _operand(keep, program), *inside)
+            kept = Container(program, keep, seen, ("--init", *limits, python, *WAITING), start_seconds)
+        else:
+            words = (program, "run", "--rm", "-i", "--init", *limits, *inside)
+            kept = None
+            once = "its container ended with the connection, and what it held outside of mounts is gone; make the workspace anew"
+
+        def again(image: str) -> Workspace:
+            return cls.docker(
+                image, root, mounts=mounts, network=network, memory=memory, cpus=cpus, processes=processes, user=user, options=options,
+                python=python, program=program, start_seconds=start_seconds,
+            )  # fmt: skip
+
+        return cls._at(
+            root,
+            name=f"{program}:{keep or named}",
+            argv=lambda options: (*words, *options),
+            env=CONTAINERS,
+            start=start_seconds,
+            once=once,
+            shown={there: os.path.realpath(here) for here, there in (mounts or {}).items()},
+            kept=kept,
+            again=None if kept is None else again,
+        )
+
+    @classmethod
+    def podman(cls, image: str = "", root: str | os.PathLike[str] = "/workspace", **options: Any) -> Workspace:
+        """Return a container of Podman; everything is as with ``docker``."""
+        return cls.docker(image, root, program="podman", **options)
+
+    @classmethod
+    def ssh(
+        cls,
+        host: str,
+        folder: str | os.PathLike[str],
+        *,
+        options: Sequence[str] = (),
+        python: str = "python3",
+        limits: Mapping[str, int] | None = None,
+        start_seconds: float = START_SECONDS,
+    ) -> Workspace:
+        """
+        Return a folder of another machine, reached by OpenSSH.
+
+        It is not a sandbox: commands there can do what the user there can do. Nothing is forwarded, and no password is asked for: keys are
+        those of ``ssh`` and its agent, and stay here.
+
+        Args:
+            host: As ``ssh`` takes it: a name of its configuration, or ``user@host``.
+            folder: The folder there; ``~`` is the home folder.
+            options: More options of ``ssh``, such as ``["-p", "2222"]``.
+            python: The Python there.
+            limits: Limits of the system for everything there, as in ``shell_tools``.
+            start_seconds: How long the log-in may take.
+
+        Raises:
+            DefinitionError: for a host that would be read as an option, and for limits that are none.
+        """
+        named = _operand(host, "ssh")
+        given = [word for option in SSH_OPTIONS for word in ("-o", option)]
+        return cls._at(
+            folder,
+            name=f"ssh:{named}",
+            argv=lambda words: ("ssh", "-T", *options, *given, "--", named, f"exec {shlex.join([python, *words])}"),
+            env=("SSH_AUTH_SOCK", "XDG_RUNTIME_DIR"),
+            limits=limits,
+            start=start_seconds,
+        )
+
+    @classmethod
+    def bubblewrap(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        network: bool = False,
+        limits: Mapping[str, int] | None = None,
+        tmp_bytes: int = 1 << 30,
+        start_seconds: float = START_SECONDS,
+    ) -> Workspace:
+        """
+        Return a folder of this machine in a sandbox of bubblewrap: beside it there are only the programs of the system and of ``PATH``.
+
+        These are read-only. Of the variables of here there is ``PATH``; ``HOME`` is ``/tmp``.
+
+        Args:
+            root: The folder; it is written to for good.
+            network: Whether there is one.
+            limits: Limits of the system for everything there, as in ``shell_tools``; ``processes`` holds for the user, and not for root.
+            tmp_bytes: How large ``/tmp`` may grow, which is memory; for each of the two file systems in memory there.
+            start_seconds: How long the start may take.
+
+        Raises:
+            DefinitionError: when it is not a folder, or ``/``.
+        """
+        from stepengine.workspace.bubblewrap import PROGRAM, own_python, shown_search_path, shown_system
+
+        real = os.path.realpath(root)
+        if real == "/":
+            msg = "Workspace.bubblewrap needs a folder that is not /: everything below it may be written to"
+            raise DefinitionError(msg)
+        if not Path(real).is_dir():
+            why = "it is no folder" if Path(real).exists() else "it does not exist"
+            msg = f"the root {os.fspath(root)!r} of Workspace.bubblewrap cannot be opened as a folder: {why}"
+            raise DefinitionError(msg)
+        path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+        shown = list(shown_system(path, network=network))
+        at = shown.index("--tmpfs", shown.index("--dev"))
+        shown[at:at] = ["--size", str(tmp_bytes)]
+        variables = {"PATH": shown_search_path(path), "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108  (inside of the sandbox)
+        made = ["--clearenv", *[word for name in variables for word in ("--setenv", name, variables[name])]]
+        words = (PROGRAM, *shown, "--bind", real, real, *made, "--chdir", real, "--")
+        return cls._at(
+            real,
+            name=f"bubblewrap:{real}",
+            argv=lambda options: (*words, own_python(), *options),
+            limits=limits,
+            start=start_seconds,
+            shown={real: real},
+            again=lambda folder: cls.bubblewrap(
+                folder, network=network, limits=limits, tmp_bytes=tmp_bytes, start_seconds=start_seconds
+            ),
+        )
+
+    @classmethod
+    def kubernetes(
+        cls,
+        pod: str,
+        root: str | os.PathLike[str] = "/workspace",
+        *,
+        container: str = "",
+        namespace: str = "",
+        context: str = "",
+        python: str = "python3",
+        start_seconds: float = START_SECONDS,
+    ) -> Workspace:
+        """
+        Return a folder in a pod that runs, reached by ``kubectl exec``.
+
+        Args:
+            pod: The pod; what it may use and reach is said where it is described.
+            root: The folder there.
+            container: Which of its containers; the first by default.
+            namespace: Its namespace; that of the context by default.
+            context: Which cluster; the current one by default.
+            python: The Python there.
+            start_seconds: How long the start may take.
+
+        Raises:
+            DefinitionError: for a name that would be read as an option.
+        """
+        chosen = {"--context": context, "--namespace": namespace, "--container": container}
+        given = [f"{option}={_operand(value, 'kubectl')}" for option, value in chosen.items() if value]
+        words = ("kubectl", "exec", "-i", *given, _operand(pod, "kubectl"), "--")
+        return cls._at(
+            root,
+            name=f"kubernetes:{pod}",
+            argv=lambda options: (*words, python, *options),
+            env=("KUBECONFIG",),
+            start=start_seconds,
+        )
+
+    @classmethod
+    def named(cls, text: str, folder: str | os.PathLike[str] = ".") -> Workspace:
+        """
+        Return the place that a text names, as on the command line.
+
+        Args:
+            text: ``docker:IMAGE`` or ``podman:IMAGE``, where *folder* stands as ``/workspace``; ``container:NAME:/FOLDER``,
+                ``ssh:HOST:/FOLDER``, ``bubblewrap:FOLDER``, ``kubernetes:POD:/FOLDER``; ``over:COMMAND``, which starts in *folder*.
+            folder: The folder of this machine.
+
+        Raises:
+            DefinitionError: when it names none.
+        """
+        kind, _, rest = text.partition(":")
+        name, _, path = rest.rpartition(":")
+        if kind in {"docker", "podman"} and rest:
+            return cls.docker(rest, mounts={folder: "/workspace"}, program=kind)
+        if kind == "bubblewrap" and rest:
+            return cls.bubblewrap(Path(folder, rest))
+        if kind == "over" and rest:
+            return cls.over(_split(rest), folder)
+        if kind in {"container", "ssh", "kubernetes"} and name and path:
+            made = {"container": lambda: cls.docker("", path, container=name), "ssh": lambda: cls.ssh(name, path)}
+            return made.get(kind, lambda: cls.kubernetes(name, path))()
+        msg = f"{text!r} names no workspace; these would be fine: {FORMS}"
+        raise DefinitionError(msg)
+
+    @classmethod
+    def _at(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        name: str,
+        argv: Any,
+        env: Sequence[str] = (),
+        limits: Mapping[str, int] | None = None,
+        start: float,
+        once: str = "",
+        shown: Mapping[str, str] | None = None,
+        kept: Container | None = None,
+        again: Callable[[str], Workspace] | None = None,
+    ) -> Workspace:
+        from stepengine.workspace.far import Elsewhere, RemotePlace
+
+        place = RemotePlace(
+            name=name, argv=argv, env=_seen(env), limits=_limits(limits or {}), start=start, once=once, shown=shown or {},
+            kept=kept, again=again,
+        )  # fmt: skip
+        return cls(Path(root), system=Elsewhere(place))
+
+
+def _below(cwd: Path, root: Path) -> Path:
+    return cwd.relative_to(root) if cwd.is_relative_to(root) else Path()
+
+
+def _copied(folder: Path, to: Path) -> Path:
+    """Copy a folder; what was copied before something went wrong is removed."""
+    real, target = folder.resolve(), to.absolute()
+    if target.resolve().is_relative_to(real):
+        msg = f"{str(target)!r} lies in the folder that is to be copied; another place would be fine"
+        raise DefinitionError(msg)
+    try:
+        target.mkdir(parents=True)
+    except FileExistsError:
+        msg = f"{str(target)!r} is there already; a snapshot goes to a folder that is not"
+        raise DefinitionError(msg) from None
+    except OSError as error:
+        msg = f"{str(target)!r} cannot be made: {error.strerror}"
+        raise WorkspaceLost(msg) from None
+    try:
+        shutil.copytree(real, target, symlinks=True, dirs_exist_ok=True, ignore=_no_files)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(target, ignore_errors=True)
+        msg = f"{str(real)!r} could not be copied: {error}"
+        raise WorkspaceLost(msg[:2_000]) from None
+    return target
+
+
+def _no_files(folder: str, names: list[str]) -> list[str]:
+    """Return what cannot be copied: pipes, which would be waited for, sockets and devices."""
+    found = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            mode = os.lstat(Path(folder, name)).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                found.append(name)
+    return found
+
+
+def _seen(names: Sequence[str]) -> dict[str, str]:
+    """Return the variables that the program sees which makes a connection."""
+    return {one: os.environ[one] for one in (*ALWAYS, *names) if one in os.environ}
+
+
+def _words(argv: Any) -> tuple[str, ...]:
+    if isinstance(argv, str) or not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
+        msg = (
+            f"Workspace.over takes a command as a list of words, such as ['docker', 'exec', '-i', 'box'], not {argv!r}"
+        )
+        raise DefinitionError(msg)
+    return tuple(argv)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        msg = f"the command {text!r} cannot be read: {error}"
+        raise DefinitionError(msg) from None
+
+
+def _operand(text: str, program: str) -> str:
+    """Return what stands as a word of its own: no option, however it is written."""
+    if not text or text.startswith("-") or not text.isprintable() or any(c.isspace() for c in text):
+        msg = f"{text!r} cannot be given to {program}: a name without blanks that does not begin with '-' would be fine"
+        raise DefinitionError(msg)
+    return text
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if not text.startswith("/") or not text.isprintable():
+        msg = f"{text!r} is no absolute path of a folder there, such as '/workspace'"
+        raise DefinitionError(msg)
+    return text
+
+
+def _mount(here: str | os.PathLike[str], there: str) -> str:
+    real = os.path.realpath(here)
+    if any(c in path for path in (real, there) for c in ',"\n'):
+        msg = f"{real!r} and {there!r} cannot be mounted: commas, quotes and line ends are not for Docker"
+        raise DefinitionError(msg)
+    return f"type=bind,source={real},target={_absolute(there)}"
+
+
+def _limits(given: Mapping[str, int]) -> dict[str, int]:
+    """Return limits by the names of ``resource``."""
+    for name, value in given.items():
+        if name not in LIMITS or type(value) is not int or value <= 0:
+            msg = f"limits has {name!r}: {value!r}; the limits are {list_names(LIMITS, name)}, each a positive whole number"
+            raise DefinitionError(msg)
+    return {LIMITS[name]: value for name, value in given.items()}
+
+
+WORKSPACE: contextvars.ContextVar[Workspace | None] = contextvars.ContextVar("stepengine_workspace", default=None)
+"""Where the agents of the engine work, for the function of a ``Perform``, which is given no context."""

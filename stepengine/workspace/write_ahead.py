@@ -1,0 +1,313 @@
+"""
+Writing to SQLite databases: one connection of this process to each, shared by all who write, beside other processes.
+
+SQLite lets one connection at a time write. Threads of one process wait for each other at a lock, which is fair and has no
+time-out; only processes wait at SQLite's, and they ask often. What is known here is files and connections, no tables.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+from stepengine.workspace import after_fork
+from stepengine.workspace.after_fork import Lock, leave, renews, rests
+from stepengine.workspace.open_files import said, too_many_files
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from stepengine.workspace.guarded_database import GuardedConnection
+
+__all__ = ("Database", "is_busy", "reason", "transaction", "write_ahead")
+
+PAUSE_SECONDS = 0.005
+"""About the time of a commit by another process."""
+# Whoever waits for a writer of another process asks so often: what SQLite does by itself, ten times a second after a while,
+# finds the moment between two commits of a busy process by luck alone.
+TURN_SECONDS = 0.001
+
+
+def is_busy(error: BaseException) -> bool:
+    """Return whether SQLite says that somebody else holds the database."""
+    import sqlite3
+
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def reason(error: Exception, seconds: float) -> str:
+    """
+    Return why a database cannot be used, with what to do about it where SQLite alone says too little.
+
+    Args:
+        error: What SQLite or the system said.
+        seconds: How long others were waited for.
+    """
+    import sqlite3
+
+    if is_busy(error):
+        return (
+            f"{error}: another program has held it for {seconds:g} s without committing anything; end that program's transaction, "
+            "and keep the database on a local disk"
+        )
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN and (full := _full_table()):
+        return f"{error}: {full}"
+    return said(error) if isinstance(error, OSError) else str(error)
+
+
+def _full_table() -> str:
+    """Return what keeps this process from opening any file; SQLite does not say."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return too_many_files(error)
+    return ""
+
+
+def write_ahead(database: sqlite3.Connection, seconds: float) -> None:
+    """
+    Let a database keep a write-ahead log, which every process that opens a new one asks for.
+
+    SQLite lets one of them do it and refuses the others at once, whatever time-out the connection has, so it is asked again.
+
+    Raises:
+        sqlite3.Error: when that is impossible, or others held the database for *seconds*.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+        except Exception as error:
+            if not is_busy(error) or time.monotonic() >= until:
+                raise
+            time.sleep(PAUSE_SECONDS)
+        else:
+            return
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection, seconds: float = 0.0) -> Iterator[None]:
+    """
+    Commit what is written meanwhile, all of it or nothing.
+
+    Others that write are waited for as long as they come on: *seconds* are how long nobody may have committed anything.
+
+    Raises:
+        sqlite3.Error: what SQLite says of a statement that it cannot carry out, such as that the disk is full.
+    """
+    _begin(database, seconds)
+    try:
+        yield
+        database.execute("COMMIT")
+    finally:
+        # After some errors SQLite has rolled back by itself, and would refuse to do it twice.
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+
+
+def _begin(database: sqlite3.Connection, seconds: float) -> None:
+    until, seen = 0.0, None
+    while True:
+        try:
+            database.execute("BEGIN IMMEDIATE")
+        except Exception as error:
+            if not is_busy(error):
+                raise
+            now = time.monotonic()
+            if now >= until:
+                version = _commits_of_others(database)
+                if version == seen or not seconds:
+                    raise
+                until, seen = now + seconds, version
+            time.sleep(TURN_SECONDS)
+        else:
+            return
+
+
+def _commits_of_others(database: sqlite3.Connection) -> object:
+    """Return what changes with each commit of another connection."""
+    return database.execute("PRAGMA data_version").fetchone()[0]
+
+
+class Database:
+    """
+    The one connection of this process that writes to an SQLite file, and one that reads beside it where somebody has to.
+
+    Made by ``at``, for as long as anybody in the process uses it. No connection is carried through a fork, which SQLite forbids:
+    before one they are closed, after it each process opens its own when it needs it.
+
+    Args:
+        path: The file.
+        status: What the system says of it; it has to stay this file.
+        seconds: How long to wait for other processes.
+
+    Attributes:
+        lock: Who holds it has the connection that writes.
+        looking: Who holds it has the connection that reads.
+        waiting: What users want to be stored by the next transaction, whoever makes it.
+    """
+
+    _known: ClassVar[dict[tuple[int, int], Database]] = {}
+    _counting: ClassVar[Lock] = Lock()
+
+    def __init__(self, path: Path, status: os.stat_result, seconds: float) -> None:
+        self.path: Final = path
+        self.seconds: Final = seconds
+        self.lock = Lock()
+        self.waiting: deque[Any] = deque()
+        self._status = status
+        self._users = 0
+        self._writer: GuardedConnection | None = None
+        self._has_written = False
+        self._reader: GuardedConnection | None = None
+        self.looking = Lock()
+
+    @classmethod
+    def at(cls, path: Path, status: os.stat_result, *, seconds: float) -> Database:
+        """Return the database for a file that exists; ``close`` gives it back."""
+        key = status.st_dev, status.st_ino
+        with cls._counting:
+            known = cls._known.get(key)
+            if known is None:
+                known = cls._known[key] = cls(path, status, seconds)
+            known._users += 1
+            return known
+
+    def share(self) -> Self:
+        """Count one user more, for whoever knows that somebody uses it; ``close`` gives it back."""
+        with self._counting:
+            self._users += 1
+            return self
+
+    def close(self) -> None:
+        """Count one user less; the last one closes the connections."""
+        with self._counting:
+            self._users -= 1
+            if self._users:
+                return
+            self._known.pop((self._status.st_dev, self._status.st_ino), None)
+            # Counting goes on afterwards: a fork in between would carry connections over of which nobody knows any more.
+            with self.lock, self.looking:
+                self.disconnect()
+
+    def connection(self) -> GuardedConnection:
+        """
+        Return the connection that writes, for whoever holds ``lock``; a commit is durable.
+
+        Raises:
+            OSError: when the file was replaced, or nobody uses the database any more.
+            sqlite3.Error: when it cannot be opened, or is not a database.
+        """
+        if self._writer is None:
+            database = self._connected()
+            try:
+                write_ahead(database, self.seconds)
+                database.execute("PRAGMA synchronous=FULL")
+            except BaseException:
+                database.close()
+                raise
+            self._writer, self._has_written = database, False
+        return self._writer
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Commit what is written meanwhile, all of it or nothing; for whoever holds ``lock``."""
+        from stepengine.workspace.guarded_database import bounded
+
+        database = self.connection()
+        if not self._has_written:
+            # From now on it is asked more often than SQLite would do it.
+            database.execute("PRAGMA busy_timeout=0")
+            self._has_written = True
+        with bounded(database), transaction(database, self.seconds):
+            yield database
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Give a connection to read by, which waits for no commit; what is read has to be fetched meanwhile."""
+        from stepengine.workspace.guarded_database import bounded
+
+        if not self._has_written and self.lock.acquire(timeout=0):
+            try:
+                database = self.connection()
+                with bounded(database):
+                    yield database
+            finally:
+                self.lock.release()
+            return
+        with self.looking:
+            if self._reader is None:
+                self._reader = self._connected()
+            with bounded(self._reader):
+                yield self._reader
+
+    def _connected(self) -> GuardedConnection:
+        from stepengine.workspace.guarded_database import open_guarded
+
+        # A thread whose caller was cancelled goes on: what it opened after the last user had gone, nobody would ever close.
+        if not self._users:
+            raise OSError(errno.EBADF, "it was closed")
+        self._check_same()
+        database = open_guarded(self.path, seconds=self.seconds, any_thread=True)
+        try:
+            self._check_same()
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _check_same(self) -> None:
+        # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
+        status = self.path.lstat()
+        if not os.path.samestat(self._status, status):
+            raise OSError(errno.ESTALE, "it was moved, deleted or replaced while it was opened")
+
+    def connections(self) -> list[sqlite3.Connection]:
+        """Return those that are open."""
+        return [each for each in (self._reader, self._writer) if each is not None]
+
+    def disconnect(self) -> None:
+        """Close the connections, for whoever holds both locks; whoever needs one later gets a new one."""
+        for database in self.connections():
+            database.close()
+        self._reader = self._writer = None
+        self._has_written = False
+
+    # --- forks --------------------------------------------------------------------------------------------------------
+
+    _held: ClassVar[list[Lock]] = []
+
+    @classmethod
+    def before_fork(cls) -> None:
+        """Close the connections, once nobody is in the middle of anything."""
+        cls._held = [cls._counting] if cls._counting.acquire(after_fork.PATIENCE_SECONDS) else []
+        for database in list(cls._known.values()):
+            if not database.lock.acquire(after_fork.PATIENCE_SECONDS):
+                continue
+            cls._held.append(database.lock)
+            if database.looking.acquire(after_fork.PATIENCE_SECONDS):
+                cls._held.append(database.looking)
+                with suppress(Exception):
+                    database.disconnect()
+
+    @classmethod
+    def after_fork(cls) -> None:
+        """Go on in the parent, which opens new connections when it needs them."""
+        while cls._held:
+            cls._held.pop().release()
+
+    @classmethod
+    def renew(cls) -> None:
+        """Forget all in a forked child: what could not be closed is left, since closing it here would meddle with the parent's."""
+        leave(*[each for known in cls._known.values() for each in known.connections()])
+        cls._known, cls._held = {}, []
+
+
+rests(Database.before_fork, Database.after_fork)
+renews(Database.renew)

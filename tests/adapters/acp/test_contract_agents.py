@@ -1,0 +1,294 @@
+"""
+Agents of others are led: the example of the protocol's TypeScript SDK, `stepengine acp`, and coding agents as npm gives them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentCall, AgentDefinition, Engine, Parallel, RunStatus
+from stepengine.adapters.acp import ExternalAgent
+from stepengine.errors import ExternalAgentError
+from stepengine.journal import FileJournal
+from stepengine.permissions import Policy, Rule
+
+from .npm import needs, root_of
+
+COUNTERPARTS = (
+    ("npm:@agentclientprotocol/sdk", "1.9.0", "works", "its example agent as a child: text, tool calls, permissions"),
+    (
+        "npm:@agentclientprotocol/claude-agent-acp",
+        "0.49.0",
+        "works",
+        "as a child, its model on this machine: a file that is written when it may, a question that outlives it, tokens and dollars",
+    ),
+    (
+        "npm:@google/gemini-cli",
+        "0.61.0",
+        "partly",
+        "as a child, as far as it goes without a key: it says that it wants one",
+    ),
+    (
+        "npm:@zed-industries/codex-acp",
+        "0.16.0",
+        "partly",
+        "as a child, as far as it goes without a key: it says that it wants one",
+    ),
+)
+ROOT = root_of("acp1")
+AGENTS = Path(os.environ.get("ACP_AGENTS", ".")).resolve() / "node_modules" / ".bin"
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.deep
+
+
+def example(project: Path, name: str = "example") -> ExternalAgent:
+    program = Path(str(ROOT), "node_modules", "acp1", "dist", "examples", "agent.js")
+    return ExternalAgent(name, command=["node", str(program)], workspace=project)
+
+
+def ours(project: Path, tmp_path: Path) -> ExternalAgent:
+    """
+    A small agent of ours behind `stepengine acp`'s own serving, with sessions, permissions and tools.
+    """
+    return ExternalAgent(
+        "ours",
+        command=[sys.executable, str(HERE / "server.py"), "1", str(tmp_path / "sessions")],
+        env={"PYTHONPATH": str(HERE.parents[1]), "PATH": os.environ["PATH"]},
+        workspace=project,
+    )
+
+
+@needs(ROOT)
+@pytest.mark.spec("interfaces:IF120", "interfaces:IF121")
+async def test_the_example_of_the_typescript_sdk_is_led_three_at_once_and_replayed(
+    project: Path, tmp_path: Path
+) -> None:
+    three = [example(project, name) for name in ("one", "two", "three")]
+    policy = Policy([Rule.allow_tool("one_edit"), Rule.deny_tool("two_edit"), Rule.allow_tool("three_edit")])
+
+    def handle(ctx: Any) -> Any:
+        children = yield from Parallel(*[AgentCall(agent, "Mend the configuration.") for agent in three])
+        return [child.unwrap()["text"].rpartition(" ")[0][-40:] for child in children]
+
+    boss = AgentDefinition("boss", spawnable_agents=three, handle_steps=handle)
+    journal, events = tmp_path / "run.jsonl", []
+    result = await Engine([boss], permissions=policy, observers=[events.append]).run(
+        "boss", journal=FileJournal(journal)
+    )
+
+    first, second, third = result.unwrap()
+    assert ("have been", "configuration", first) == (first[-9:], second[-13:], third)
+    shown = [
+        (event.path, event.type, event.tool_name) for event in events if "/call_" in getattr(event, "tool_call_id", "")
+    ]
+    assert [("0", "tool_started", "read"), ("0", "tool_finished", "read")] == [one for one in shown if one[0] == "0"][
+        :2
+    ]
+    again = await Engine([boss], permissions=policy).replay(journal)
+    assert result.unwrap() == again.unwrap()
+
+
+@pytest.mark.spec("interfaces:IF120", "interfaces:IF121", "interfaces:IF122")
+async def test_an_agent_of_ours_is_led_as_any_other_with_its_edits_allowed_and_its_session_loaded(
+    project: Path, tmp_path: Path
+) -> None:
+    agent = ours(project, tmp_path)
+    allowed, refused = (
+        Engine([agent], permissions=Policy([rule]))
+        for rule in (Rule.allow_tool("ours_edit"), Rule.deny_tool("ours_edit"))
+    )
+    first = await allowed.run("ours", "edit shop.py rate tax")
+    text = (project / "shop.py").read_text()
+    assert ("tax = 1\nname = 2\n", True) == (text, first.text.startswith("Done, after 1 prompts"))
+
+    second = await refused.run("ours", "edit shop.py name title", previous=first.state)
+    text = (project / "shop.py").read_text()
+    assert ("tax = 1\nname = 2\n", True) == (text, second.text.startswith("Done, after 2 prompts"))
+
+
+@pytest.mark.spec("interfaces:IF122")
+async def test_a_question_outlives_the_program_of_an_agent_of_ours(project: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    engine = Engine([ours(project, tmp_path)], permissions=Policy())
+    asked = await engine.run("ours", "edit shop.py rate tax", journal=FileJournal(journal))
+    (question,) = asked.pending_questions
+    result = await engine.resume(journal, answers={question.id: True})
+
+    assert (RunStatus.SUSPENDED, RunStatus.COMPLETED) == (asked.status, result.status), result.error
+
+
+HANDLER = """
+from stepengine import AgentDefinition, ToolCall
+
+
+def handle(ctx):
+    ran = yield ToolCall("run_terminal_command", {"command": ["git", "--version"]})
+    yield ToolCall("write_file", {"path": "out.txt", "content": ran.tool_result.data["stdout"]})
+    return "It is written."
+
+
+agent = AgentDefinition("hand", tools=["run_terminal_command", "write_file"], handle_steps=handle)
+"""
+
+
+@pytest.mark.spec("interfaces:IF120", "interfaces:IF121")
+async def test_the_command_that_serves_editors_is_led_with_its_commands_judged_by_our_rules(
+    project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hand.py").write_text(HANDLER)
+    command = [sys.executable, "-m", "stepengine.cli", "acp", str(tmp_path / "hand.py")]
+    env = {"PYTHONPATH": str(HERE.parents[1]), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    agent = ExternalAgent("hand", command=command, env=env, workspace=project)
+    policy = Policy([Rule.allow_command(["git", "--version"]), Rule.allow_category("write")])
+    result = await Engine([agent], permissions=policy).run("hand", "go")
+
+    written = (project / "out.txt").read_text()
+    assert ("It is written.", True) == (result.unwrap()["text"], written.startswith("git version"))
+
+
+class Messages(BaseHTTPRequestHandler):
+    """
+    A model behind Anthropic's API: it has a file written, and then says that it is.
+    """
+
+    protocol_version = "HTTP/1.1"
+    file: Path
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}")
+        if not asked.get("stream"):
+            self.answer("application/json", json.dumps({"input_tokens": 5}))
+            return
+        is_done = "tool_result" in json.dumps(asked["messages"][-1])
+        given = json.dumps({"file_path": str(self.file), "content": "hello\n"})
+        block: dict[str, Any] = {
+            "type": "tool_use",
+            "id": f"toolu_{len(asked['messages'])}",
+            "name": "Write",
+            "input": {},
+        }
+        delta = {"type": "input_json_delta", "partial_json": given}
+        if is_done:
+            block, delta = {"type": "text", "text": ""}, {"type": "text_delta", "text": "It is written."}
+        message = {
+            "id": "msg_1", "type": "message", "role": "assistant", "model": asked["model"], "content": [], "stop_reason": None,
+            "stop_sequence": None, "usage": {"input_tokens": 10, "output_tokens": 1},
+        }  # fmt: skip
+        ended = {"stop_reason": "end_turn" if is_done else "tool_use", "stop_sequence": None}
+        events: list[dict[str, Any]] = [
+            {"type": "message_start", "message": message},
+            {"type": "content_block_start", "index": 0, "content_block": block},
+            {"type": "content_block_delta", "index": 0, "delta": delta},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": ended, "usage": {"output_tokens": 7}},
+            {"type": "message_stop"},
+        ]
+        lines = [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events]
+        self.answer("text/event-stream", "".join(lines))
+
+    def answer(self, kind: str, text: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+@pytest.fixture
+def claude(project: Path, tmp_path: Path) -> Iterator[ExternalAgent]:
+    """
+    Claude's coding agent, with a model in this process.
+    """
+    program = AGENTS / "claude-agent-acp"
+    if shutil.which("node") is None or not program.exists():
+        pytest.skip(MISSING)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Here", (Messages,), {"file": project / "new.txt"}))
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    env = {
+        "HOME": str(tmp_path), "PATH": os.environ["PATH"], "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{server.server_port}",
+        "ANTHROPIC_API_KEY": "none", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }  # fmt: skip
+    yield ExternalAgent("claude", command=[str(program)], env=env, workspace=project, timeout=100)
+    server.shutdown()
+    serving.join()
+    server.server_close()
+
+
+@pytest.mark.spec("interfaces:IF121", "interfaces:IF123")
+async def test_a_coding_agent_writes_a_file_when_it_may_and_its_tokens_and_dollars_are_counted(
+    claude: ExternalAgent, project: Path
+) -> None:
+    events: list[Any] = []
+    refused = await Engine([claude], permissions=Policy([Rule.deny_category("write")])).run("claude", "Write new.txt.")
+    assert (RunStatus.COMPLETED, False) == (refused.status, (project / "new.txt").exists()), refused.error
+
+    policy = Policy([Rule.allow_category("write")])
+    result = await Engine([claude], permissions=policy, observers=[events.append]).run("claude", "Write new.txt.")
+    assert ("It is written.", "hello\n") == (result.unwrap()["text"], (project / "new.txt").read_text())
+    assert (20, 14, True) == (result.usage.input_tokens, result.usage.output_tokens, bool(result.cost))
+    ids = [(event.type, event.tool_call_id) for event in events if "/toolu" in getattr(event, "tool_call_id", "")]
+    assert [("tool_started", ids[0][1]), ("tool_finished", ids[0][1])] == ids
+
+
+@pytest.mark.spec("interfaces:IF121", "interfaces:IF122")
+async def test_a_coding_agent_that_waited_for_a_person_goes_on_in_its_session_and_is_replayed(
+    claude: ExternalAgent, project: Path, tmp_path: Path
+) -> None:
+    def saved(event: Any) -> None:
+        # It writes its session down in its own time, and one that it has not written it cannot load.
+        until = time.monotonic() + 60
+        while event.type in ("permission_requested", "question_asked") and time.monotonic() < until:
+            if any("toolu_" in file.read_text() for file in (tmp_path / ".claude").rglob("*.jsonl")):
+                break
+            time.sleep(0.05)
+
+    journal, engine = tmp_path / "run.jsonl", Engine([claude], permissions=Policy(), observers=[saved])
+    asked = await engine.run("claude", "Write new.txt.", journal=FileJournal(journal))
+    (question,) = asked.pending_questions
+    assert (True, "claude_edit") == (str(project / "new.txt") in str(question.details), question.tool_name)
+    result = await engine.resume(journal, answers={question.id: True})
+
+    assert ("It is written.", "hello\n") == (result.unwrap()["text"], (project / "new.txt").read_text())
+    (project / "new.txt").unlink()
+    gone = ExternalAgent("claude", command=["no-such-program"], workspace=project)
+    assert result.unwrap() == (await Engine([gone], permissions=Policy()).replay(journal)).unwrap()
+    assert not (project / "new.txt").exists()
+
+
+MISSING = "needs node and the coding agents of npm, here or in ACP_AGENTS=path/to/folder"
+CODING = {
+    "claude": ["claude-agent-acp"],
+    "gemini": ["gemini", "--experimental-acp"],
+    "codex": ["codex-acp"],
+}
+
+
+@pytest.mark.spec("interfaces:IF125")
+@pytest.mark.parametrize("name", CODING)
+async def test_a_coding_agent_without_a_key_says_so_as_an_error_with_a_kind(
+    name: str, project: Path, tmp_path: Path
+) -> None:
+    program, *more = CODING[name]
+    if shutil.which("node") is None or not (AGENTS / program).exists():
+        pytest.skip(MISSING)
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    agent = ExternalAgent(name, command=[str(AGENTS / program), *more], env=env, workspace=project)
+    result = await Engine([agent]).run(name, "hello")
+
+    assert (RunStatus.FAILED, ExternalAgentError) == (result.status, type(result.error))
+    assert "auth_required" == result.error.kind, result.error

@@ -1,0 +1,519 @@
+"""
+Agents in editors, driven by the client of the protocol's own package over the stdin and stdout of a real process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import acp
+import pytest
+from acp import RequestError, schema
+
+from stepengine import AgentDefinition, Engine
+from stepengine.adapters.acp import EditorAgent
+from stepengine.adapters.acp.serving import _Messages
+from stepengine.errors import DefinitionError
+from stepengine.testing import ScriptedModel
+
+from .server import small
+
+COUNTERPARTS = (
+    (
+        "pypi:agent-client-protocol",
+        "0.12.1",
+        "works",
+        "spawn_agent_process: prompts, permissions, diffs, cancelling, loading, forking, listing, closing",
+    ),
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVER = Path(__file__).with_name("server.py")
+
+
+class Editor:
+    """
+    An editor: it keeps what it is shown, and answers permissions as it is told; an answer may take its time.
+    """
+
+    def __init__(self, choose: Callable[[Any, Any], Any] = lambda call, options: "yes") -> None:
+        self.updates: list[Any] = []
+        self.asked: list[Any] = []
+        self.choose = choose
+
+    async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
+        self.updates.append(update)
+
+    async def request_permission(self, session_id: str, tool_call: Any, options: Any, **_: Any) -> Any:
+        self.asked.append((tool_call, options))
+        chosen = self.choose(tool_call, options)
+        if asyncio.iscoroutine(chosen):
+            chosen = await chosen
+        if chosen is None:
+            return schema.RequestPermissionResponse(outcome=schema.DeniedOutcome(outcome="cancelled"))
+        return schema.RequestPermissionResponse(outcome=schema.AllowedOutcome(outcome="selected", option_id=chosen))
+
+    def on_connect(self, conn: Any) -> None:
+        self.conn = conn
+
+    def said(self, kind: str = "agent_message_chunk") -> str:
+        return "".join([u.content.text for u in self.updates if u.session_update == kind])
+
+    def calls(self) -> dict[str, dict[str, Any]]:
+        """
+        Every tool call, with what its updates made of it.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for update in self.updates:
+            if update.session_update in {"tool_call", "tool_call_update"}:
+                told = dict(update.model_dump(exclude_none=True).items())
+                found.setdefault(update.tool_call_id, {}).update(told)
+        return found
+
+
+@asynccontextmanager
+async def served(editor: Editor, tmp_path: Path, kind: str = "1") -> AsyncIterator[Any]:
+    command = (sys.executable, str(SERVER), kind, str(tmp_path / "sessions"))
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    errors = (tmp_path / "stderr").open("ab")
+    try:
+        async with acp.spawn_agent_process(
+            editor, *command, env=env, use_unstable_protocol=True, transport_kwargs={"stderr": errors}
+        ) as (agent, process):
+            await agent.initialize(acp.PROTOCOL_VERSION)
+            yield agent
+            process.stdin.close()
+            await asyncio.wait_for(process.wait(), 20)
+    finally:
+        errors.close()
+
+
+async def said_to(agent: Any, session: str, text: str) -> Any:
+    async with asyncio.timeout(30):
+        return await agent.prompt(session_id=session, prompt=[acp.text_block(text)])
+
+
+@pytest.mark.spec(
+    "interfaces:IF45",
+    "interfaces:IF46",
+    "interfaces:IF47",
+    "interfaces:IF51",
+    "interfaces:IF27",
+    "interfaces:IF29",
+    "interfaces:IF54",
+)
+@pytest.mark.deep
+async def test_a_prompt_is_streamed_and_an_edit_is_shown_as_a_diff_and_asked_about(
+    tmp_path: Path, project: Path
+) -> None:
+    editor = Editor()
+    async with served(editor, tmp_path) as agent:
+        session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
+        first = await said_to(agent, session, "edit shop.py rate tax")
+        chunks = [u for u in editor.updates if u.session_update == "agent_message_chunk"]
+        assert ("end_turn", "tax = 1\nname = 2\n") == (first.stop_reason, (project / "shop.py").read_text())
+        assert len(chunks) > 1
+        assert editor.said().startswith("Done, after 1 prompts")
+        ((asked, options),) = editor.asked
+        (diff,) = asked.content
+        assert ("diff", str(project / "shop.py"), "rate", "tax") == (diff.type, diff.path, diff.old_text, diff.new_text)
+        # The second offer covers all edits of files.
+        assert [
+            ("yes", "allow_once"),
+            ("always", "allow_always"),
+            ("always1", "allow_always"),
+            ("no", "reject_once"),
+        ] == [(o.option_id, o.kind) for o in options]
+        call = editor.calls()[asked.tool_call_id]
+        assert ("completed", "edit", "str_replace shop.py") == (call["status"], call["kind"], call["title"])
+        assert str(project / "shop.py") == call["locations"][0]["path"]
+        assert ("rate", "tax") == (call["content"][0]["old_text"], call["content"][0]["new_text"])
+
+        editor.choose = lambda call, options: "no"
+        await said_to(agent, session, "write shop.py nothing")
+        assert ("failed", "tax = 1\nname = 2\n") == (
+            list(editor.calls().values())[-1]["status"],
+            (project / "shop.py").read_text(),
+        )
+        (diff,) = editor.asked[-1][0].content
+        assert ("tax = 1\nname = 2\n", "nothing") == (diff.old_text, diff.new_text)
+
+        editor.choose = lambda call, options: "always"
+        for old, new in (("tax", "vat"), ("vat", "sum")):
+            await said_to(agent, session, f"edit shop.py {old} {new}")
+        assert (3, "sum = 1\nname = 2\n") == (len(editor.asked), (project / "shop.py").read_text())
+    assert "what an agent's file prints" in (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.spec("interfaces:IF51", "interfaces:IF54")
+@pytest.mark.deep
+async def test_calls_of_a_handler_look_like_those_of_a_model(tmp_path: Path, project: Path) -> None:
+    """
+    No model is asked before them, which would have listed the tools.
+    """
+    editor = Editor()
+    async with served(editor, tmp_path) as agent:
+        session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
+        await said_to(agent, session, "by hand")
+
+    read, replaced, written = editor.calls().values()
+    assert ["read", "edit", "edit"] == [each["kind"] for each in (read, replaced, written)]
+    assert ["completed"] * 3 == [each["status"] for each in (read, replaced, written)]
+    assert ["edit", "edit"] == [asked.kind for asked, _ in editor.asked]
+    assert ["content"] == [each["type"] for each in read["content"]]
+    (changed,), (new,) = replaced["content"], written["content"]
+    assert (str(project / "shop.py"), "rate", "tax") == (changed["path"], changed["old_text"], changed["new_text"])
+    assert (str(project / "new.py"), "more = 3\n") == (new["path"], new["new_text"])
+
+
+@pytest.mark.spec("interfaces:IF48", "interfaces:IF47")
+@pytest.mark.deep
+async def test_a_turn_is_cancelled_while_its_question_is_open_and_the_session_goes_on(
+    tmp_path: Path, project: Path
+) -> None:
+    waiting, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def slow(call: Any, options: Any) -> Any:
+        waiting.set()
+        await cancelled.wait()
+
+    editor = Editor(slow)
+    async with served(editor, tmp_path) as agent:
+        session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
+        turn = asyncio.create_task(said_to(agent, session, "edit shop.py rate tax"))
+        await waiting.wait()
+        with pytest.raises(RequestError) as second:
+            await said_to(agent, session, "hello")
+        await agent.cancel(session_id=session)
+        assert "cancelled" == (await turn).stop_reason
+        cancelled.set()
+        assert -32602 == second.value.code
+        assert "rate = 1\nname = 2\n" == (project / "shop.py").read_text()
+        assert "end_turn" == (await said_to(agent, session, "hello")).stop_reason
+        assert "You said: hello" == editor.said()
+        await agent.close_session(session_id=session)
+        again = len(editor.updates)
+        await agent.load_session(cwd=str(project), session_id=session, mcp_servers=[])
+        editor.updates = editor.updates[again:]
+        assert ("edit shop.py rate taxhello", "You said: hello") == (editor.said("user_message_chunk"), editor.said())
+        assert "end_turn" == (await said_to(agent, session, "hello")).stop_reason
+
+
+@pytest.mark.spec("interfaces:IF48")
+async def test_a_cancel_that_comes_before_its_run_has_begun_ends_the_turn(tmp_path: Path, project: Path) -> None:
+    bot, make = small(1)
+    editor, agent = Editor(), EditorAgent(make, bot.id, tmp_path / "sessions")
+    agent.on_connect(editor)  # type: ignore[arg-type]
+    session = (await agent.new_session(cwd=str(project))).session_id
+    turn = asyncio.create_task(said_to(agent, session, "write a.txt b"))
+    await asyncio.sleep(0)  # the turn has begun, and its run has not
+    await agent.cancel(session_id=session)
+    following = await said_to(agent, session, "hello")
+    await agent.aclose()
+
+    assert ("cancelled", "end_turn") == ((await turn).stop_reason, following.stop_reason)
+    assert ([], "You said: hello") == (editor.asked, editor.said())
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF31", "interfaces:IF51")
+async def test_a_question_with_options_is_a_request_and_one_for_words_is_answered_by_the_next_prompt(
+    tmp_path: Path, project: Path
+) -> None:
+    editor = Editor(lambda call, options: next(o.option_id for o in options if o.name == "L"))
+    async with served(editor, tmp_path) as agent:
+        session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
+        assert "end_turn" == (await said_to(agent, session, "ask me")).stop_reason
+        assert "Which name?" in editor.said()
+        assert "end_turn" == (await said_to(agent, session, "Ann")).stop_reason
+        assert editor.said().endswith("Ann in L")
+    assert ["Which size?"] == [call.title for call, _ in editor.asked]
+    replayed = Editor()
+    async with served(replayed, tmp_path) as agent:
+        await agent.load_session(cwd=str(project), session_id=session, mcp_servers=[])
+    assert "ask me" == replayed.said("user_message_chunk")
+
+
+@pytest.mark.spec("interfaces:IF47")
+@pytest.mark.parametrize("path", ["shop.py", "sh\0op.py", "round/shop.py"])
+async def test_an_editor_that_answers_what_the_protocol_does_not_know_has_said_no(
+    tmp_path: Path, project: Path, path: str
+) -> None:
+    """
+    Also about a file of which nobody can say what it holds.
+    """
+    (project / "round").symlink_to("round")
+
+    class Odd(Editor):
+        async def request_permission(self, session_id: str, tool_call: Any, options: Any, **_: Any) -> Any:
+            return schema.RequestPermissionResponse.model_validate({"outcome": {"outcome": "perhaps"}})
+
+    bot, make = small(1)
+    editor, agent = Odd(), EditorAgent(make, bot.id, tmp_path / "sessions")
+    agent.on_connect(editor)  # type: ignore[arg-type]
+    session = (await agent.new_session(cwd=str(project))).session_id
+    ended = await said_to(agent, session, f"write {path} tax")
+    await agent.aclose()
+
+    assert "end_turn" == ended.stop_reason
+    assert "rate = 1\nname = 2\n" == (project / "shop.py").read_text()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF49", "interfaces:IF50", "interfaces:IF24", "interfaces:IF53")
+async def test_another_process_loads_a_session_without_a_model_goes_on_forks_lists_and_closes_it(
+    tmp_path: Path, project: Path
+) -> None:
+    first = Editor()
+    async with served(first, tmp_path) as agent:
+        session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
+        await said_to(agent, session, "edit shop.py rate tax")
+        await said_to(agent, session, "hello")
+    (project / "shop.py").write_text("tax = changed since\n")
+
+    loaded = Editor()
+    async with served(loaded, tmp_path) as agent:
+        await agent.load_session(cwd=str(project), session_id=session, mcp_servers=[])
+        before = len(loaded.updates)
+        assert ("edit shop.py rate taxhello", first.said()) == (loaded.said("user_message_chunk"), loaded.said())
+        # Of the first run there is also the moment in which it waited.
+        assert {k: v["content"] for k, v in first.calls().items()} == {
+            k: v["content"] for k, v in loaded.calls().items()
+        }
+        assert ([], "tax = changed since\n") == (loaded.asked, (project / "shop.py").read_text())
+
+        fork = (await agent.fork_session(cwd=str(project), session_id=session)).session_id
+        for each in (session, fork):
+            await said_to(agent, each, "read shop.py")
+        assert 2 == loaded.said().count("Done, after 3 prompts")
+        await agent.close_session(session_id=session)
+        with pytest.raises(RequestError):
+            await said_to(agent, session, "hello")
+        await agent.resume_session(cwd=str(project), session_id=session, mcp_servers=[])
+        assert before < len(loaded.updates)
+        await said_to(agent, session, "read shop.py")
+        assert "Done, after 4 prompts" in loaded.said()
+        listed = (await agent.list_sessions(cwd=str(project))).sessions
+        assert [session, fork] == [each.session_id for each in listed]
+        assert "edit shop.py rate tax" == listed[0].title
+        assert [] == (await agent.list_sessions(cwd=str(tmp_path))).sessions
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF49", "interfaces:IF46", "interfaces:IF47")
+async def test_what_cannot_be_done_is_an_error_that_says_why(tmp_path: Path, project: Path) -> None:
+    editor = Editor()
+    async with served(editor, tmp_path) as agent:
+        session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
+        await said_to(agent, session, "hello")
+        for call in (
+            agent.new_session(cwd="project", mcp_servers=[]), agent.new_session(cwd=str(tmp_path / "no"), mcp_servers=[]),
+            agent.load_session(cwd=str(project), session_id="../../etc", mcp_servers=[]),
+            agent.load_session(cwd=str(project), session_id="0" * 16, mcp_servers=[]),
+            agent.prompt(session_id="0" * 16, prompt=[acp.text_block("x")]),
+            agent.prompt(session_id=session, prompt=[acp.audio_block("AAAA", "audio/wav")]),
+            agent.prompt(session_id=session, prompt=[acp.image_block("no base64", "image/png")]),
+            agent.list_sessions(cursor="x"),
+        ):  # fmt: skip
+            with pytest.raises(RequestError) as refused:
+                await call
+            assert -32602 == refused.value.code
+    edited = Editor()
+    async with served(edited, tmp_path, "2") as agent:
+        await agent.load_session(cwd=str(project), session_id=session, mcp_servers=[])
+        assert "hello" == edited.said("user_message_chunk")
+        assert "another version of the agent" in edited.said()
+        with pytest.raises(RequestError, match="another version"):
+            await said_to(agent, session, "hello")
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF33", "interfaces:IF51", "requirements:Q1")
+async def test_base2_edits_a_file_of_the_sample_shop_with_an_approval_and_its_layers_are_shown(tmp_path: Path) -> None:
+    from tests.e2e.bundled import recorder
+
+    script = recorder()
+    editor = Editor()
+    with script.sample() as shop:
+        async with served(editor, tmp_path, "base2") as agent:
+            session = (await agent.new_session(cwd=str(shop), mcp_servers=[])).session_id
+            async with asyncio.timeout(120):
+                turn = await agent.prompt(session_id=session, prompt=[acp.text_block(script.PLAYS["base2"].prompt)])
+        assert "end_turn" == turn.stop_reason
+        assert "price * 0.9" in (shop / "shop.py").read_text()
+        assert script.DONE in editor.said()
+        edits = [call for call, _ in editor.asked if call.kind == "edit"]
+        assert str(shop / "shop.py") in {call.content[0].path for call in edits}
+        agents = {
+            call["title"]: call["status"]
+            for call in editor.calls().values()
+            if call.get("kind") == "think" and "agent-" in call["tool_call_id"]
+        }
+        assert len(agents) >= 4
+        assert {"completed"} == set(agents.values())
+
+        loaded = Editor()
+        async with served(loaded, tmp_path, "base2") as agent:
+            await agent.load_session(cwd=str(shop), session_id=session, mcp_servers=[])
+        assert (editor.said(), []) == (loaded.said(), loaded.asked)
+        assert editor.calls().keys() == loaded.calls().keys()
+
+
+def run(arguments: list[str], tmp_path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stepengine.cli", *arguments]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "STEPENGINE_STATE_DIR": str(tmp_path / "state")}
+    return subprocess.run(
+        command, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=50, check=False, **options
+    )
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF54", "interfaces:IF1")
+def test_the_command_says_that_an_editor_starts_it(tmp_path: Path) -> None:
+    done = run(["acp", "coder"], tmp_path, stdin=subprocess.DEVNULL)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "stdin is not a pipe" in done.stderr
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF45")
+async def test_the_command_serves_an_agent_and_without_a_key_the_first_prompt_says_so(
+    tmp_path: Path, project: Path
+) -> None:
+    editor = Editor()
+    arguments = ("-m", "stepengine.cli", "acp", "coder", "--model", "anthropic/claude-sonnet-4-5")
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "STEPENGINE_STATE_DIR": str(tmp_path / "state")}
+    async with acp.spawn_agent_process(editor, sys.executable, *arguments, env=env, use_unstable_protocol=True) as (
+        agent,
+        process,
+    ):
+        told = await agent.initialize(acp.PROTOCOL_VERSION)
+        assert (1, True, "stepengine") == (
+            told.protocol_version,
+            told.agent_capabilities.load_session,
+            told.agent_info.name,
+        )
+        session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
+        with pytest.raises(RequestError, match="ANTHROPIC_API_KEY"):
+            await said_to(agent, session, "hello")
+        process.stdin.close()
+        assert 0 == await asyncio.wait_for(process.wait(), 20)
+    assert 0o700 == (tmp_path / "state" / "editors").stat().st_mode & 0o777
+
+
+@pytest.mark.spec("interfaces:IF45")
+def test_lines_that_are_no_messages_are_answered_and_the_connection_goes_on(tmp_path: Path) -> None:
+    odd = [
+        b"[]", b"null", b"5", b'"x"', b"{}", b"no json", b"\xff\xfe", b'{"id": [1], "result": 1}', b'{"id": {}, "method": "x"}',
+        b'{"jsonrpc": "2.0", "id": 1, "method": 5}', b'{"method": null}', b"[" * 5_000, b'[{"jsonrpc": "2.0", "id": 1}]',
+    ]  # fmt: skip
+    asks = b'{"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {"protocolVersion": 1}}'
+    answered_nothing = b'{"jsonrpc": "2.0", "id": 99, "result": null}'
+    done = subprocess.run(
+        [sys.executable, str(SERVER), "1", str(tmp_path / "sessions")],
+        input=b"\n".join([*odd, b"", answered_nothing, asks, b""]),
+        capture_output=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    *refused, told = [json.loads(line) for line in done.stdout.splitlines()]
+
+    assert [(None, -32600)] * len(odd) == [(one["id"], one["error"]["code"]) for one in refused]
+    assert (7, 1) == (told["id"], told["result"]["protocolVersion"])
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.spec("interfaces:IF45")
+async def test_a_missing_key_is_a_matter_of_signing_in_which_says_what_is_missing_until_it_is_there(
+    tmp_path: Path, project: Path
+) -> None:
+    def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
+        return Engine([AgentDefinition("bot", model="anthropic/claude-sonnet-4-5")], observers=observers)
+
+    agent = EditorAgent(make, "bot", tmp_path / "sessions")
+    agent.on_connect(Editor())  # type: ignore[arg-type]
+    told = await agent.initialize(7)
+    (method,) = told.auth_methods
+    await agent.authenticate(method.id)
+    session = (await agent.new_session(cwd=str(project))).session_id
+    with pytest.raises(RequestError, match="ANTHROPIC_API_KEY") as prompted:
+        await said_to(agent, session, "hello")
+    with pytest.raises(RequestError, match="ANTHROPIC_API_KEY") as signed_in:
+        await agent.authenticate(method.id)
+    await agent.aclose()
+
+    assert acp.PROTOCOL_VERSION == told.protocol_version, "the newest that we know, whatever was asked for"
+    assert [-32000, -32000] == [prompted.value.code, signed_in.value.code]
+
+
+@pytest.mark.spec("interfaces:IF50")
+async def test_an_engine_s_maker_that_knows_nothing_of_choices_serves_and_has_none(
+    tmp_path: Path, project: Path
+) -> None:
+    def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
+        return Engine([AgentDefinition("bot", model="m/m")], models=ScriptedModel(["Hi."]), observers=observers)
+
+    with pytest.raises(DefinitionError, match="modes= offers a choice"):
+        EditorAgent(make, "bot", tmp_path, modes=["default"])
+    with pytest.raises(DefinitionError, match="'dreaming' is not a mode of a policy"):
+        EditorAgent(make, "bot", tmp_path, modes=["dreaming"])
+    editor, agent = Editor(), EditorAgent(make, "bot", tmp_path / "sessions")
+    agent.on_connect(editor)  # type: ignore[arg-type]
+    made = await agent.new_session(cwd=str(project))
+    await said_to(agent, made.session_id, "hello")
+    with pytest.raises(RequestError, match="not among what can be chosen"):
+        await agent.set_session_mode(session_id=made.session_id, mode_id="default")
+    with pytest.raises(RequestError, match="Method not found"):
+        await agent.ext_method("session/delete", {"sessionId": made.session_id})
+    await agent.aclose()
+
+    assert (None, None, "Hi.") == (made.modes, made.config_options, editor.said())
+
+
+async def routed(*messages: Any) -> list[Any]:
+    """
+    Return what the protocol's package is given of the lines of an editor.
+    """
+    reader = _Messages(limit=1_000_000)
+    for message in messages:
+        reader.feed_data(json.dumps(message).encode() + b"\n")
+    last = {"jsonrpc": "2.0", "id": "last", "result": None}
+    reader.feed_data(json.dumps(last).encode() + b"\n")
+    found: list[Any] = []
+    while last not in found:
+        found.append(json.loads(await reader.readuntil()))
+    return found[:-1]
+
+
+@pytest.mark.spec("interfaces:IF48")
+async def test_a_request_that_is_given_up_cancels_its_turn_and_other_notes_of_the_protocol_ask_for_nothing() -> None:
+    def prompt(id: Any, session: str) -> dict[str, Any]:
+        return {"jsonrpc": "2.0", "id": id, "method": "session/prompt", "params": {"sessionId": session}}
+
+    def given_up(id: Any) -> dict[str, Any]:
+        return {"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": id}}
+
+    odd = [given_up(99), given_up([1]), given_up(None), {"jsonrpc": "2.0", "method": "$/progress"},
+           {"jsonrpc": "2.0", "method": "$/cancel_request", "params": 5}]  # fmt: skip
+    asked = {"jsonrpc": "2.0", "id": 8, "method": "$/unknown"}
+    delete = {"jsonrpc": "2.0", "id": 9, "method": "session/delete", "params": {"sessionId": "s"}}
+
+    def cancel(session: str) -> dict[str, Any]:
+        return {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": session}}
+
+    assert [
+        prompt(1, "s"), prompt("1", "t"), cancel("t"), cancel("s"), asked, delete | {"method": "_session/delete"},
+    ] == await routed(prompt(1, "s"), prompt("1", "t"), given_up("1"), *odd, given_up(1), asked, delete)  # fmt: skip

@@ -1,0 +1,95 @@
+"""
+What is kept of an editor's sessions.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from stepengine.adapters.acp.kept import KeptSessions
+from stepengine.errors import SessionError
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptSessions:
+    return KeptSessions(tmp_path / "editors")
+
+
+@pytest.mark.spec("interfaces:IF50")
+def test_a_session_is_found_again_as_it_was_and_a_copy_goes_its_own_way(kept: KeptSessions, tmp_path: Path) -> None:
+    session = kept.new(tmp_path)
+    turn = session.begin("Fix\n\x1b[2J it")
+    turn.journal.write_text("recorded")
+    session.end(turn, is_kept=True)
+
+    found = kept.find(session.id)
+    assert (session.turns, session.cwd, session.updated) == (found.turns, found.cwd, found.updated)
+    assert "Fix \\x1b[2J it" == found.title
+    time.sleep(0.002)
+    copy = kept.copy(found, tmp_path)
+    copy.begin("Go on")
+    assert ("recorded", 1, 2) == (
+        copy.turns[0].journal.read_text(),
+        len(kept.find(session.id).turns),
+        len(kept.find(copy.id).turns),
+    )
+    assert [copy.id, session.id] == [each.id for each in kept.all(tmp_path)]
+    assert [] == kept.all(tmp_path / "elsewhere")
+
+
+def test_what_cannot_be_written_is_an_error_and_leaves_no_turn_behind(kept: KeptSessions, tmp_path: Path) -> None:
+    session = kept.new(tmp_path)
+    (session.folder / "session.json").unlink()
+    (session.folder / "session.json").mkdir()
+
+    with pytest.raises(SessionError, match=r"cannot be kept in .*: Is a directory"):
+        session.begin("Fix it")
+    assert [] == session.turns
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "",
+        "[]",
+        "{",
+        '{"cwd": "/", "updated": ""}',
+        "[" * 100_000,
+        '{"cwd": "/", "updated": "", "turns": [{"prompt": "x"}]}',
+        "\xff",
+    ],
+)
+def test_a_session_that_cannot_be_read_is_an_error_and_is_not_listed(
+    kept: KeptSessions, tmp_path: Path, about: str
+) -> None:
+    session = kept.new(tmp_path)
+    (session.folder / "session.json").write_text(about, encoding="latin-1")
+
+    with pytest.raises(SessionError):
+        kept.find(session.id)
+    assert [] == kept.all(None)
+
+
+def test_a_session_stays_in_its_folder_whatever_its_file_or_its_id_says(kept: KeptSessions, tmp_path: Path) -> None:
+    session = kept.new(tmp_path)
+    for wrong in ("..", ".", "", "../editors", "A" * 16, "0" * 16, f"{session.id}/"):
+        with pytest.raises(SessionError):
+            kept.find(wrong)
+    turns = [{"prompt": "x", "journal": "../../../etc/passwd", "kept": True}]
+    (session.folder / "session.json").write_text(json.dumps({"cwd": "/", "updated": "", "turns": turns}))
+    assert session.folder / "passwd" == kept.find(session.id).turns[0].journal
+
+
+@pytest.mark.spec("interfaces:IF94")
+def test_a_folder_that_others_may_write_in_is_refused(kept: KeptSessions, tmp_path: Path) -> None:
+    session = kept.new(tmp_path)
+    assert 0o700 == session.folder.stat().st_mode & 0o777
+    assert 0o600 == (session.folder / "session.json").stat().st_mode & 0o777
+    (tmp_path / "editors").chmod(0o777)
+    for call in (lambda: kept.new(tmp_path), lambda: kept.find(session.id)):
+        with pytest.raises(SessionError, match="others may write"):
+            call()

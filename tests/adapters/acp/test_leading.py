@@ -1,0 +1,629 @@
+"""
+External agents: programs that speak the protocol stand where agents stand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import AgentCall, AgentDefinition, Engine, Parallel, RunStatus, Start, Usage, Wait
+from stepengine.adapters.acp import ExternalAgent, program
+from stepengine.adapters.acp import leading as leading_module
+from stepengine.errors import DefinitionError, ExternalAgentError
+from stepengine.journal import FileJournal
+from stepengine.permissions import Every, Policy, Rule
+from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools.bundled import Workspace
+
+HERE = Path(__file__).parent
+OTHER = str(HERE / "other.py")
+
+
+def led(project: Path | Workspace, way: str, *more: object, name: str = "other", **options: Any) -> ExternalAgent:
+    return ExternalAgent(name, command=[sys.executable, OTHER, way, *map(str, more)], workspace=project, **options)
+
+
+def gone(project: Path) -> ExternalAgent:
+    """
+    The same agent where its program is not.
+    """
+    return ExternalAgent("other", command=[str(project / "gone")], workspace=project)
+
+
+def leading(agent: AgentDefinition, *prompts: str) -> AgentDefinition:
+    def handle(ctx: Any) -> Any:
+        said = []
+        for prompt in prompts or ("hello",):
+            reply = yield from AgentCall(agent, prompt)
+            said.append(reply["text"])
+        return said
+
+    return AgentDefinition("boss", spawnable_agents=[agent], handle_steps=handle)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+async def until(holds: Callable[[], object]) -> None:
+    give_up = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.spec("interfaces:IF120")
+async def test_a_call_gives_what_the_program_said_and_a_replay_needs_no_program(project: Path, tmp_path: Path) -> None:
+    journal, events = tmp_path / "run.jsonl", []
+    result = await Engine([leading(led(project, "plain"))], observers=[events.append]).run(
+        "boss", journal=FileJournal(journal)
+    )
+
+    assert (RunStatus.COMPLETED, ["You said: hello"]) == (result.status, result.unwrap())
+    shown = [(event.path, event.type) for event in events if event.type in ("text_delta", "text_completed")]
+    assert [("0", "text_delta"), ("0", "text_completed")] == shown
+
+    again = await Engine([leading(gone(project))]).replay(journal)
+    assert ["You said: hello"] == again.unwrap()
+
+
+@pytest.mark.spec("interfaces:IF120")
+async def test_several_are_led_at_once_started_and_spawned_by_a_model(project: Path) -> None:
+    one, two = led(project, "plain", name="one"), led(project, "chatty", name="two")
+
+    def handle(ctx: Any) -> Any:
+        begun = yield from Start(AgentCall(one, "in the background"))
+        both = yield from Parallel(AgentCall(one, "a"), AgentCall(two, "b"))
+        late = yield from Wait(begun)
+        return [child.unwrap()["text"] for child in (*both, *late.done)]
+
+    boss = AgentDefinition("boss", spawnable_agents=[one, two], handle_steps=handle)
+    result = await Engine([boss]).run("boss")
+    assert ["You said: a", "You said: b", "You said: in the background"] == result.unwrap()
+
+    model = ScriptedModel(
+        [tool_call("spawn_agents", {"agents": [{"agent_type": "two", "prompt": "c"}]}), text("Done.")]
+    )
+    chief = AgentDefinition("chief", model="m/m", tools=["spawn_agents"], spawnable_agents=[two])
+    await Engine([chief], models=model).run("chief", "go")
+    assert "You said: c" in model.calls[1].messages[-1].text
+
+
+@pytest.mark.spec("interfaces:IF121")
+async def test_what_the_program_wants_to_be_allowed_is_judged_by_the_policy(project: Path) -> None:
+    rules = [Rule.allow_command(["pytest"]), Rule.deny_tool("other_edit")]
+    events: list[Any] = []
+    engine = Engine([led(project, "asks")], permissions=Policy(rules), observers=[events.append])
+    result = await engine.run("other", "go")
+
+    assert "The tests: y. The edit: n." == result.unwrap()["text"]
+    decided = [
+        (event.tool_name, event.decision)
+        for event in events
+        if event.type == "permission_decided" and "_e" in event.tool_name
+    ]
+    assert [("other_execute", "allow"), ("other_edit", "deny")] == decided
+
+
+@pytest.mark.spec("interfaces:IF121")
+async def test_a_denied_path_is_refused_to_the_program_and_does_not_end_its_turn(project: Path) -> None:
+    rules = [Rule.allow_command(["pytest"]), Rule.deny_path("shop.py")]
+    result = await Engine([led(project, "asks")], permissions=Policy(rules)).run("other", "go")
+
+    assert "The tests: y. The edit: n." == result.unwrap()["text"]
+
+
+@pytest.mark.spec("interfaces:IF121")
+async def test_a_person_who_is_there_is_asked_while_the_program_waits(project: Path) -> None:
+    real = project
+    engine = Engine([led(project, "asks")], permissions=Policy([Rule.allow_command(["pytest"])]))
+    async with engine.start("other", "go") as handle:
+        async for event in handle.events():
+            if event.type == "permission_requested":
+                assert [str(real / "shop.py")] == event.input["paths"]
+                handle.answer(event.question.id, True)
+        result = await handle.result()
+
+    assert "The tests: y. The edit: y." == result.unwrap()["text"]
+
+
+@pytest.mark.spec("interfaces:IF121", "interfaces:IF122")
+async def test_a_run_that_waits_for_a_person_ends_the_program_and_goes_on_in_its_session(
+    project: Path, tmp_path: Path
+) -> None:
+    journal, kept = tmp_path / "run.jsonl", tmp_path / "kept"
+    engine = Engine([led(project, "once", kept)], permissions=Policy())
+    asked = await engine.run("other", "go", journal=FileJournal(journal))
+    (question,) = asked.pending_questions
+    assert (RunStatus.SUSPENDED, True) == (asked.status, "was ended" in " ".join(asked.warnings))
+
+    result = await engine.resume(journal, answers={question.id: True})
+    assert "The edit: y." == result.unwrap()["text"]
+    first, second = kept.read_text().splitlines()
+    assert ("go", True) == (first, second.startswith("You were stopped"))
+
+    again = await Engine([gone(project)], permissions=Policy()).replay(journal)
+    assert result.unwrap() == again.unwrap()
+
+
+@pytest.mark.spec("interfaces:IF122")
+async def test_a_session_is_gone_on_with_by_its_params_and_by_a_state(project: Path, tmp_path: Path) -> None:
+    agent = led(project, "kept", tmp_path / "kept")
+    engine = Engine([agent])
+    first = await engine.run("other", "one")
+    second = await engine.run("other", "two", params={"session": first.unwrap()["session"]})
+    third = await engine.run("other", "three", previous=second.state)
+
+    assert 1 == len({result.unwrap()["session"] for result in (first, second, third)})
+    assert ["You said: two", "You said: three"] == [second.text, third.text]
+    refused = await Engine([led(project, "plain")]).run("other", params={"session": "s1"})
+    assert ("session", True) == (refused.error.kind, "cannot go on with a session" in refused.error.message)
+
+
+@pytest.mark.spec("interfaces:IF123")
+async def test_what_the_program_told_of_tokens_and_dollars_is_counted(project: Path) -> None:
+    result = await Engine([leading(led(project, "spends"))]).run("boss")
+
+    assert (Usage(input_tokens=100, output_tokens=20, reasoning_tokens=10), Decimal("0.5")) == (
+        result.usage,
+        result.cost,
+    )
+
+
+@pytest.mark.spec("interfaces:IF124")
+async def test_files_are_those_of_the_workspace_and_no_others(project: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("secret")
+    (project / "link").symlink_to(outside)
+    here = str(project)
+    asked = [
+        ("fs/read_text_file", {"path": f"{here}/shop.py", "line": 2, "limit": 1}),
+        ("fs/write_text_file", {"path": f"{here}/new.py", "content": "x = 1\n"}),
+        ("fs/read_text_file", {"path": str(tmp_path / "outside.txt")}),
+        ("fs/read_text_file", {"path": f"{here}/link"}),
+        ("fs/write_text_file", {"path": f"{here}/../outside.txt", "content": ""}),
+        ("fs/write_text_file", {"path": f"{here}/.git/config", "content": ""}),
+        ("fs/write_text_file", {"path": 3}),
+        ("terminal/create", {"command": "id"}),
+    ]
+    result = await Engine([led(project, "files")]).run("other", json.dumps(asked))
+
+    read, wrote, *refused = [json.loads(line) for line in result.text.splitlines()]
+    assert ({"content": "name = 2\n"}, {}, "x = 1\n") == (read, wrote, (project / "new.py").read_text())
+    assert [True] * 6 == [isinstance(one, str) for one in refused]
+    assert "secret" == outside.read_text()
+
+    result = await Engine([led(project, "files", files="none")]).run("other", json.dumps(asked[:2]))
+    assert ["files are not read here", "files are not written here"] == [
+        json.loads(x) for x in result.text.splitlines()
+    ]
+
+
+@pytest.mark.spec("interfaces:IF124")
+async def test_commands_run_in_the_workspace_if_rules_allow_them_and_end_with_the_turn(project: Path) -> None:
+    code = "import os; print(sorted(os.listdir()), os.environ['GIVEN']); raise SystemExit(3)"
+    words = [[sys.executable, "-c", code], ["rm", "-rf", "."], ["no-such-program"]]
+    given = ["env", "GIVEN=by me"]
+    rules = [Rule.allow_command([*given, name]) for name in (sys.executable, "no-such-program")]
+    rules += [Rule.allow_command([name]) for name in (sys.executable, "sh")]
+    events: list[Any] = []
+    agent = led(project, "terminal", terminals=True)
+    result = await Engine(
+        [agent], permissions=Policy([*rules, Rule.deny_command(["rm"])]), observers=[events.append]
+    ).run("other", json.dumps(words))
+
+    ran, refused, missing, outside = [json.loads(line) for line in result.text.splitlines()]
+    status = {"exitCode": 3, "signal": None}
+    assert [status, {"output": "['shop.py'] by me\n"[-20:], "truncated": False, "exitStatus": status}] == ran
+    assert ["the command was not allowed", "there is no program 'no-such-program'"] == [refused, missing]
+    assert "commands run in the workspace alone" == outside
+    decided = [
+        event.decision
+        for event in events
+        if getattr(event, "tool_name", "") == "other_execute" and event.type == "permission_decided"
+    ]
+    assert ["allow", "deny", "allow", "allow", "allow"] == decided
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+@pytest.mark.spec("interfaces:IF124", "reliability:WS7")
+async def test_commands_run_in_the_sandbox_that_the_workspace_is(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("the secret of this machine")
+    code = "import os, sys; print(os.path.exists(sys.argv[1]), os.environ['GIVEN'])"
+    words = [[sys.executable, "-c", code, str(tmp_path / "secret")], ["cat", "shop.py"], ["no-such-program"]]
+    with Workspace.bubblewrap(project) as place:
+        inside = await Engine([led(place, "terminal", terminals=True)]).run("other", json.dumps(words))
+    outside = await Engine([led(project, "terminal", terminals=True)]).run("other", json.dumps(words))
+
+    def printed(said: Any) -> list[Any]:
+        told = [json.loads(line) for line in said.text.splitlines()]
+        return [one[1]["output"] if isinstance(one, list) else one for one in told]
+
+    same = ["rate = 1\nname = 2\n", "there is no program 'no-such-program'", "commands run in the workspace alone"]
+    assert (["False by me\n", *same], ["True by me\n", *same]) == (printed(inside), printed(outside))
+
+
+@pytest.mark.spec("interfaces:IF124")
+async def test_the_program_sees_no_keys_that_it_was_not_given(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "k1")
+    monkeypatch.setenv("OTHER_API_KEY", "k2")
+    result = await Engine([led(project, "env", env=["SOME_API_KEY"])]).run("other")
+    seen = json.loads(result.text)
+
+    assert ("k1", None, True) == (seen.get("SOME_API_KEY"), seen.get("OTHER_API_KEY"), "PATH" in seen)
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "words"),
+    [
+        ("dies", "ended", "its program ended (exit 3); it said: out of memory"),
+        ("junk", "protocol", "lines that are no messages, such as 'no JSON'"),
+        ("endless", "protocol", "a line of more than"),
+        ("newer", "protocol", "speaks version 2"),
+        ("nonsense", "protocol", "speaks version 'one'"),
+        ("locked", "auth_required", "it offers: A key of yours"),
+        ("mute", "time", "no session open within 0.5 s"),
+    ],
+)
+@pytest.mark.spec("interfaces:IF125")
+async def test_a_program_that_cannot_be_led_fails_its_call_with_an_error_that_says_why(
+    project: Path, way: str, kind: str, words: str
+) -> None:
+    options = {"start_seconds": 0.5} if way == "mute" else {}
+    result = await Engine([led(project, way, **options)]).run("other")
+
+    assert (RunStatus.FAILED, ExternalAgentError, kind) == (result.status, type(result.error), result.error.kind)
+    assert words in result.error.message
+
+
+@pytest.mark.spec("interfaces:IF125")
+async def test_a_program_that_is_not_there_and_a_folder_that_is_not_there_are_errors_of_the_call(project: Path) -> None:
+    for agent, words in (
+        (gone(project), "there is no such program"),
+        (ExternalAgent("other", command=["no-such-agent-anywhere"], workspace=project), "not on the search path"),
+        (led(project / "gone", "plain"), "cannot be opened"),
+        (ExternalAgent("other", command=[sys.executable]), "needs a folder to work in"),
+    ):
+        result = await Engine([agent]).run("other")
+        assert ("start", True) == (result.error.kind, words in result.error.message), result.error
+
+
+@pytest.mark.spec("interfaces:IF125")
+async def test_nonsense_in_between_is_passed_over(project: Path) -> None:
+    result = await Engine([led(project, "odd")]).run("other")
+
+    assert "lone \ufffd <tool_call>{}</tool_call>" == result.unwrap()["text"]
+
+
+@pytest.mark.spec("interfaces:IF126")
+@pytest.mark.parametrize("way", ["silent", "deaf"])
+async def test_who_cancels_the_run_ends_the_program_and_what_it_started(
+    project: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "deaf":  # it never listens, however long it is waited for
+        monkeypatch.setattr(leading_module, "CANCEL_SECONDS", 0.2)
+        monkeypatch.setattr(program, "EOF_SECONDS", 0.2)
+        monkeypatch.setattr(program, "TERM_SECONDS", 0.2)
+    said = tmp_path / "said"
+    engine = Engine([led(project, way, said)])
+    async with engine.start("other", "go") as handle:
+        await until(lambda: said.exists() and len(said.read_text().split()) >= 2)
+        handle.interrupt()
+        result = await handle.result()
+
+    pids = said.read_text().split()
+    assert (RunStatus.CANCELLED, way == "silent") == (result.status, "cancelled" in pids)
+    await until(lambda: all(is_gone(int(pid)) for pid in pids[:2]))
+
+
+def open_descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
+@pytest.mark.spec("interfaces:IF126")
+async def test_a_process_that_left_the_program_keeps_no_pipe_of_ours_open(project: Path, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    before = open_descriptors()
+    async with Engine([led(project, "escapes", said)]).start("other", "go") as handle:
+        await until(lambda: said.exists() and len(said.read_text().split()) >= 2)
+        handle.interrupt()
+        await handle.result()
+    after = open_descriptors()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(said.read_text().split()[1]), signal.SIGKILL)
+
+    assert before == after
+
+
+@pytest.mark.spec("interfaces:IF127")
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [("saves", "saved at the end of input"), ("stays", "saved when it was told to"), ("closes", "closed s")],
+)
+async def test_a_program_is_left_the_time_to_write_its_session_down(
+    project: Path, tmp_path: Path, way: str, words: str
+) -> None:
+    result = await Engine([led(project, way, tmp_path / "said")]).run("other", "go")
+
+    assert "You said: go" == result.text
+    assert (tmp_path / "said").read_text().startswith(words)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF127")
+async def test_the_session_of_our_own_command_is_there_when_it_was_ended(project: Path, tmp_path: Path) -> None:
+    agent = ExternalAgent(
+        "ours", command=[sys.executable, str(HERE / "server.py"), "1", str(tmp_path / "sessions")], workspace=project,
+        env={"PYTHONPATH": str(HERE.parents[1])},
+    )  # fmt: skip
+    engine = Engine([agent], permissions=Policy([Rule.allow_category("write")]))
+    first = await engine.run("ours", "write new.py x")
+    second = await engine.run("ours", "which model", params={"session": first.unwrap()["session"]})
+
+    assert (True, "I am m/m.") == ((project / "new.py").exists(), second.text)
+    (about,) = (tmp_path / "sessions").glob("*/session.json")
+    kept = json.loads(about.read_text())
+    assert [("write new.py x", True), ("which model", True)] == [(one["prompt"], one["kept"]) for one in kept["turns"]]
+
+
+@pytest.mark.spec("interfaces:IF120")
+def test_an_agent_whose_options_cannot_be_used_is_refused_and_copies_of_one_are_agents(project: Path) -> None:
+    for options in ({}, {"command": []}, {"command": "claude"}, {"command": ["a"], "env": "A"}, {"command": ["a"], "files": "all"},
+                    {"command": ["a"], "start_seconds": 0}):  # fmt: skip
+        with pytest.raises(DefinitionError):
+            ExternalAgent("other", **options)
+    copy = attrs.evolve(led(project, "plain"), description="Says again what it is told.")
+    assert ("Says again what it is told.", 6) == (copy.description, len(copy.tools))
+
+
+SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+from stepengine import AgentCall, AgentDefinition, Engine, Parallel
+from stepengine.adapters.acp import ExternalAgent, program
+from stepengine.adapters.acp import leading as leading_module
+from stepengine.journal import FileJournal
+
+project, other, said, command = sys.argv[1:]
+
+
+def led(name, *words):
+    words = [sys.executable, other, *words] if command == "there" else [command]
+    return ExternalAgent(name, command=words, workspace=project)
+
+
+three = [led("one", "plain"), led("two", "chatty"), led("three", "slow", said)]
+
+
+def handle(ctx):
+    children = yield from Parallel(*[AgentCall(agent, ctx.prompt) for agent in three])
+    return [child.unwrap()["text"] for child in children]
+
+
+boss = AgentDefinition("boss", spawnable_agents=three, handle_steps=handle)
+journal = Path(project) / "run.jsonl"
+
+
+async def main():
+    engine = Engine([boss])
+    if command != "there":
+        result = await engine.replay(journal)
+    elif journal.exists():
+        result = await engine.resume(journal, in_doubt="retry")
+    else:
+        result = await engine.run("boss", "hello", journal=FileJournal(journal))
+    print(result.unwrap())
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF120", "interfaces:IF126")
+async def test_a_handler_that_leads_three_is_killed_and_resumed_and_replayed_without_them(
+    project: Path, tmp_path: Path
+) -> None:
+    said, script = tmp_path / "said", tmp_path / "lead.py"
+    script.write_text(SCRIPT)
+
+    def begun(command: str) -> subprocess.Popen[str]:
+        words = [sys.executable, str(script), str(project), OTHER, str(said), command]
+        env = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env)
+
+    def is_under_way() -> bool:
+        done = (project / "run.jsonl").read_text().count("end_turn") if (project / "run.jsonl").exists() else 0
+        return done >= 4 and said.exists() and len(said.read_text().split()) == 2
+
+    first = begun("there")
+    await until(is_under_way)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    await until(lambda: all(is_gone(int(pid)) for pid in said.read_text().split()))
+
+    said.with_suffix(".go").touch()
+    second, _ = await asyncio.to_thread(begun("there").communicate)
+    assert "['You said: hello', 'You said: hello', 'You said: hello']\n" == second
+    third, _ = await asyncio.to_thread(begun(str(project / "gone")).communicate)
+    assert second == third
+
+
+FILE_REQUESTS = [
+    ("fs/read_text_file", {"path": "{here}/open/a.txt"}),
+    ("fs/read_text_file", {"path": "{here}/closed/b.txt"}),
+    ("fs/read_text_file", {"path": "{here}/open/link"}),
+    ("fs/read_text_file", {"path": "{here}/open/twin"}),
+    ("fs/write_text_file", {"path": "{here}/open/a.txt", "content": "new\n"}),
+    ("fs/write_text_file", {"path": "{here}/closed/b.txt", "content": "new\n"}),
+]
+READS, WRITES = ("a", "b", "link", "twin"), ("a", "b")
+
+
+async def allowed_requests(project: Path, policy: Policy) -> tuple[set[str], set[str]]:
+    """
+    Return which of the requests a program could make under a policy: those to read, and those to write.
+    """
+    for folder in ("open", "closed"):
+        shutil.rmtree(project / folder, ignore_errors=True)
+        (project / folder).mkdir()
+    (project / "open/a.txt").write_text("a\n")
+    (project / "closed/b.txt").write_text("b\n")
+    (project / "open/link").symlink_to("../closed/b.txt")
+    (project / "open/twin").hardlink_to(project / "closed/b.txt")
+    asked = json.dumps(FILE_REQUESTS).replace("{here}", str(project))
+    result = await Engine([led(project, "files")], permissions=policy).run("other", asked)
+    assert result.status is RunStatus.COMPLETED, result.error
+    answers = [isinstance(json.loads(line), dict) for line in result.text.splitlines()]
+    wrote = {"a": (project / "open/a.txt").read_text(), "b": (project / "closed/b.txt").read_text()}
+    assert answers[4:] == [wrote[name] == "new\n" for name in WRITES]
+    read = {name for name, done in zip(READS, answers, strict=False) if done}
+    return read, {name for name, done in zip(WRITES, answers[4:], strict=True) if done}
+
+
+@pytest.mark.parametrize(
+    ("policy", "read", "written"),
+    [
+        (Policy([Rule("allow", Every())]), {*READS}, {*WRITES}),
+        (Policy([Rule.deny_category("write"), Rule("allow", Every())]), {*READS}, set()),
+        (Policy([Rule.deny_category("read"), Rule("allow", Every())]), set(), {*WRITES}),
+        (Policy([Rule.deny_tool("other_edit"), Rule("allow", Every())]), {*READS}, set()),
+        (Policy(mode="plan"), {*READS}, set()),
+        (Policy([Rule.allow_category("read")], mode="accept_edits"), {*READS}, {*WRITES}),
+        (Policy([Rule.allow_path("open/**")], mode="dont_ask"), {"a"}, {"a"}),
+        (Policy([Rule.deny_path("closed"), Rule("allow", Every())]), {"a"}, {"a"}),
+        (Policy([Rule.deny_path("closed", tool="other_read"), Rule("allow", Every())]), {"a"}, {*WRITES}),
+        (Policy([Rule.ask_for_path("closed"), Rule("allow", Every())], mode="dont_ask"), {"a"}, {"a"}),
+    ],
+    ids=lambda value: (
+        "; ".join(map(str, (value.mode, *[rule.id for rule in value.rules]))) if isinstance(value, Policy) else None
+    ),
+)
+@pytest.mark.spec("interfaces:IF124")
+async def test_each_file_that_the_program_uses_through_us_is_judged_as_a_call(
+    project: Path, policy: Policy, read: set[str], written: set[str]
+) -> None:
+    assert (read, written) == await allowed_requests(project, policy)
+
+
+@pytest.mark.spec("interfaces:IF124")
+async def test_a_person_sees_what_a_write_changes_before_it_happens(project: Path) -> None:
+    asked = [("fs/write_text_file", {"path": f"{project}/shop.py", "content": "rate = 2\nname = 2\n"})]
+    engine = Engine([led(project, "files")], permissions=Policy())
+    async with engine.start("other", json.dumps(asked)) as handle:
+        async for event in handle.events():
+            if event.type == "permission_requested":
+                assert ("other_edit", ["shop.py"], True) == (
+                    event.tool_name,
+                    list(event.input["paths"]),
+                    "-rate = 1\n+rate = 2" in event.input["details"],
+                )
+                assert "rate = 1\nname = 2\n" == (project / "shop.py").read_text()
+                handle.answer(event.question.id, True)
+        result = await handle.result()
+
+    assert ("{}", "rate = 2\nname = 2\n") == (result.text.strip(), (project / "shop.py").read_text())
+
+
+@pytest.mark.spec("interfaces:IF124")
+async def test_nobody_is_asked_twice_about_a_file_that_was_just_allowed(project: Path) -> None:
+    (project / "link").symlink_to("shop.py")
+    events: list[Any] = []
+    engine = Engine([led(project, "edits")], permissions=Policy([Rule("allow", Every())]), observers=[events.append])
+    await engine.run("other", "go")
+
+    judged = [event.input["title"] for event in events if event.type == "tool_started" and event.source != "external"
+              and event.tool_name == "other_edit"]  # fmt: skip
+    # The permission covers one write of that name. The second one is judged, and so is one by another name.
+    assert ["Edit shop.py", "Write shop.py", "Edit link", "Write shop.py"] == judged
+
+
+def permission(kind: str, command: str) -> tuple[str, dict[str, Any]]:
+    options = [
+        {"optionId": "y", "name": "Yes", "kind": "allow_once"},
+        {"optionId": "n", "name": "No", "kind": "reject_once"},
+    ]
+    call = {"toolCallId": "t1", "title": "Look", "kind": kind, "rawInput": {"command": command}}
+    return "session/request_permission", {"toolCall": call, "options": options}
+
+
+async def answers_to(project: Path, policy: Policy, *asked: tuple[str, dict[str, Any]]) -> list[Any]:
+    engine = Engine([led(project, "files", terminals=True)], permissions=policy)
+    result = await engine.run("other", json.dumps(asked))
+    return [json.loads(line) for line in result.text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [
+        (Policy(mode="plan"), "read"),
+        (Policy([Rule.allow_category("read")], mode="dont_ask"), "search"),
+        (Policy([Rule.deny_tool("other_execute"), Rule("allow", Every())]), "think"),
+    ],
+    ids=["plan", "reading", "denied tool"],
+)
+@pytest.mark.spec("interfaces:IF121", "interfaces:IF124")
+async def test_a_permission_of_another_kind_lets_no_command_run(project: Path, policy: Policy, kind: str) -> None:
+    allowed, made = await answers_to(
+        project, policy, permission(kind, "touch made"), ("terminal/create", {"command": "touch", "args": ["made"]})
+    )
+
+    assert "y" == allowed["outcome"]["optionId"]
+    assert ("the command was not allowed", False) == (made, (project / "made").exists())
+
+
+@pytest.mark.parametrize(
+    ("more", "judged"),
+    [({}, 1), ({"cwd": "PROJECT"}, 1), ({"cwd": "PROJECT/other"}, 2), ({"env": [{"name": "A", "value": "b"}]}, 2)],
+    ids=["same", "same folder", "other folder", "variables"],
+)
+@pytest.mark.spec("interfaces:IF124")
+async def test_a_permission_for_a_command_says_nothing_of_its_folder_and_variables(
+    project: Path, more: dict[str, Any], judged: int
+) -> None:
+    (project / "other").mkdir()
+    given = {k: v.replace("PROJECT", str(project)) if isinstance(v, str) else v for k, v in more.items()}
+    events: list[Any] = []
+    engine = Engine(
+        [led(project, "files", terminals=True)], permissions=Policy([Rule("allow", Every())]), observers=[events.append]
+    )
+    await engine.run(
+        "other", json.dumps([permission("execute", "true"), ("terminal/create", {"command": "true", **given})])
+    )
+
+    started = [event for event in events if event.type == "tool_started" and event.source != "external"]
+    assert judged == len([event for event in started if event.tool_name == "other_execute"])
+
+
+@pytest.mark.spec("interfaces:IF124")
+async def test_a_rule_that_allows_a_command_does_not_allow_it_with_variables(project: Path) -> None:
+    (project / "git").write_text("#!/bin/sh\necho > made\n")
+    (project / "git").chmod(0o755)
+    command = {"command": "git", "args": ["status"], "env": [{"name": "PATH", "value": str(project)}]}
+    policy = Policy([Rule.allow_command(["git", "status"])], mode="dont_ask")
+    (refused,) = await answers_to(project, policy, ("terminal/create", command))
+    assert ("the command was not allowed", False) == (refused, (project / "made").exists())
+
+    denies = Policy([Rule.deny_command(["git"]), Rule("allow", Every())])
+    (refused,) = await answers_to(project, denies, ("terminal/create", command))
+    assert "the command was not allowed" == refused

@@ -1,0 +1,95 @@
+"""
+What a person says in an editor: blocks of a prompt, and what is shown of them again.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import acp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.adapters.acp import prompts
+from stepengine.data.messages import DocumentPart, ImagePart
+from stepengine.data.state import AgentState
+from stepengine.errors import InputError
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20), max_size=4), st.text(max_size=20))
+@pytest.mark.spec("interfaces:IF47", "interfaces:IF49")
+def test_images_and_files_of_a_prompt_go_to_the_model_and_images_are_shown_again(
+    tmp_path_factory: Any, images: list[bytes], text: str
+) -> None:
+    blob = acp.embedded_blob_resource("file:///a/b.pdf", encoded(b"%PDF"), mime_type="application/pdf")
+    blocks = [
+        acp.text_block(text),
+        *[acp.image_block(encoded(one), "image/png") for one in images],
+        acp.resource_block(blob),
+    ]
+    said = prompts.prompt_of(blocks)
+    document = DocumentPart(data=b"%PDF", mime_type="application/pdf", name="b.pdf")
+    assert (text, (*[ImagePart(data=one) for one in images], document)) == (said.text, said.media)
+
+    state = prompts.state_with(None, said.media)
+    assert state is not None
+    again = prompts.state_with(state, said.media)
+    assert again is not None
+    assert [said.media] * 2 == [message.content for message in again.message_history] == [m.content for m in again.view]
+    assert prompts.state_with(state, ()) is state
+    assert isinstance(state, AgentState)
+
+    file = tmp_path_factory.mktemp("kept") / "0001.media.json"
+    file.write_text(prompts.media_form(said.media))
+    shown = [update.content for update in prompts.shown_again(text, file)]
+    assert [text, *[encoded(one) for one in images], "(b.pdf)"] == [
+        getattr(one, "text", None) if one.type == "text" else one.data for one in shown
+    ]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        acp.audio_block("AAAA", "audio/wav"),
+        acp.image_block("no base64!", "image/png"),
+        acp.image_block("A", "image/png"),
+    ],
+)
+def test_what_was_not_offered_and_what_is_no_base64_is_refused(block: Any) -> None:
+    with pytest.raises(InputError):
+        prompts.prompt_of([block])
+
+
+def test_what_is_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MAX_MEDIA", 10)
+    with pytest.raises(InputError, match="more than 10 bytes"):
+        prompts.prompt_of([acp.image_block(encoded(b"x" * 6), "image/png")] * 2)
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"data": "x"}]', "[" * 100_000])
+def test_images_that_cannot_be_read_any_more_are_not_shown(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "0001.media.json"
+    file.write_text(text)
+    assert 1 == len(prompts.shown_again("hello", file)) == len(prompts.shown_again("hello", tmp_path / "none"))
+
+
+def test_a_prompt_begins_with_a_skill_only_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    skill = tmp_path / ".agents" / "skills" / "tidy"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: tidy\ndescription: Tidy up\n---\nSort the imports.\n")
+
+    assert ["tidy"] == [command.name for command in prompts.commands_in(tmp_path)]
+    told = prompts.add_instructions("/tidy  a.py", tmp_path)
+    assert told.startswith("# Skill tidy")
+    assert "Sort the imports." in told
+    assert told.endswith("\n\na.py")
+    for other in ("/etc/passwd is what?", "tidy a.py", "//tidy", "/"):
+        assert other == prompts.add_instructions(other, tmp_path)

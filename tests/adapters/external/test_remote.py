@@ -1,0 +1,540 @@
+"""
+Remote agents: agents of a server that `stepengine serve` is stand where agents stand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+pytest.importorskip("starlette")
+
+from stepengine import AgentCall, AgentDefinition, Engine, Parallel, RunStatus, Start, Wait
+from stepengine.adapters.external import RemoteAgent, remote
+from stepengine.errors import DefinitionError, ExternalAgentError
+from stepengine.journal import FileJournal
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, text, tool_call
+from tests.server.served import Served
+
+THERE = Path(__file__).with_name("there.py")
+ROOT = THERE.parents[2]
+
+
+class Remote:
+    """
+    A server of the agents of ``there.py``, and agents here that stand for them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.server = Served(folder, folder / "runs", agents=THERE)
+        self.token = self.server.token("leader", ["read", "run", "answer"])
+
+    def agent(self, name: str, **options: Any) -> RemoteAgent:
+        return RemoteAgent(name, url=self.server.url, token=self.token, **options)
+
+    def views(self) -> list[dict[str, Any]]:
+        import httpx2
+
+        headers = {"authorization": f"Bearer {self.token}"}
+        found = httpx2.get(f"{self.server.url}/runs", headers=headers, trust_env=False, timeout=30)
+        listed: list[dict[str, Any]] = found.json()["runs"]
+        return listed
+
+
+@pytest.fixture
+async def there(tmp_path: Path) -> Any:
+    made = Remote(tmp_path)
+    made.server.start()
+    try:
+        await made.server.ready(60)
+        yield made
+    finally:
+        made.server.stop()
+
+
+def gone(name: str) -> RemoteAgent:
+    """
+    The same agent where its server is not.
+    """
+    return RemoteAgent(name, url="http://127.0.0.1:9", token="t" * 20, away_seconds=0.2)
+
+
+def leading(agent: AgentDefinition, prompt: str = "hello", **params: Any) -> AgentDefinition:
+    def handle(ctx: Any) -> Any:
+        return (yield from AgentCall(agent, prompt, params or None))
+
+    return AgentDefinition("boss", spawnable_agents=[agent], handle_steps=handle)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    give_up = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.spec("interfaces:IF160", "interfaces:IF162")
+async def test_a_call_gives_what_the_agent_there_gives_shows_what_it_does_and_is_replayed_without_a_server(
+    there: Remote, tmp_path: Path
+) -> None:
+    journal, events = tmp_path / "run.jsonl", []
+    boss = leading(there.agent("talking"), "Look around.", depth=3)
+    result = await Engine([boss], observers=[events.append]).run("boss", journal=FileJournal(journal))
+
+    assert {"said": "All of it is there.", "params": {"depth": 3}} == result.unwrap()
+    shown = [(one.path, one.tool_name) for one in events if one.type == "tool_finished" and one.tool_name == "look"]
+    assert [("0", "look")] == shown
+    assert "All of it is there." == "".join(one.text for one in events if one.type == "text_delta" and one.path == "0")
+    assert (1_110, Decimal("0.0050")) == (result.usage.total_tokens, result.cost)
+    assert 1 == there.server.world.done("look")["the shop"]
+
+    recorded = journal.read_text()
+    assert ("the shop is there" in recorded, there.token in recorded) == (True, False)
+    there.server.stop()
+    again = await Engine([leading(gone("talking"), "Look around.", depth=3)]).replay(journal)
+    assert (result.unwrap(), result.usage, result.cost) == (again.unwrap(), again.usage, again.cost)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF162")
+async def test_what_a_run_spent_that_failed_there_is_counted(there: Remote) -> None:
+    result = await Engine([there.agent("breaking")]).run("breaking", "go")
+
+    assert (RunStatus.FAILED, 10, Decimal("0.0005")) == (result.status, result.usage.input_tokens, result.cost)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF160")
+async def test_several_are_led_at_once_started_and_spawned_by_a_model(there: Remote) -> None:
+    one = there.agent("one", agent="talking")
+
+    def handle(ctx: Any) -> Any:
+        begun = yield from Start(AgentCall(one, "in the background"))
+        both = yield from Parallel(AgentCall(one, "a"), AgentCall(one, "b"))
+        late = yield from Wait(begun)
+        return [child.unwrap()["said"] for child in (*both, *late.done)]
+
+    boss = AgentDefinition("boss", spawnable_agents=[one], handle_steps=handle)
+    assert ["All of it is there."] * 3 == (await Engine([boss]).run("boss")).unwrap()
+
+    model = ScriptedModel(
+        [tool_call("spawn_agents", {"agents": [{"agent_type": "one", "prompt": "c"}]}), text("Done.")]
+    )
+    chief = AgentDefinition("chief", model="m/m", tools=["spawn_agents"], spawnable_agents=[one])
+    await Engine([chief], models=model).run("chief", "go")
+    assert "All of it is there." in model.calls[1].messages[-1].text
+
+
+@pytest.mark.spec("interfaces:IF161")
+async def test_its_questions_are_ours_and_our_answers_go_back(there: Remote, tmp_path: Path) -> None:
+    asked = []
+
+    class Person:
+        def ask(self, question: Any) -> str:
+            asked.append((question.text, question.options, question.details))
+            return {"Which size?": "L", "What else?": "bag, bow"}.get(question.text, "yes")
+
+    journal, events = tmp_path / "run.jsonl", []
+    engine = Engine([leading(there.agent("asking"), "Rome")], interactor=Person(), observers=[events.append])
+    result = await engine.run("boss", journal=FileJournal(journal))
+
+    assert ["L", "bag, bow", "deployed to Rome"] == result.unwrap()
+    assert [("S", "L"), ("bag", "card", "bow"), ("yes", "no")] == [options for _, options, _ in asked]
+    assert "Rome" in str(asked[2][2])
+    shown = [one.tool_name for one in events if one.type == "tool_finished" and one.tool_name in ("look", "deploy")]
+    assert ["look", "deploy"] == shown
+    assert result.unwrap() == (await Engine([leading(gone("asking"), "Rome")]).replay(journal)).unwrap()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF161")
+async def test_a_question_outlives_our_process_and_what_is_answered_later_goes_back(
+    there: Remote, tmp_path: Path
+) -> None:
+    journal, boss = tmp_path / "run.jsonl", leading(there.agent("asking"), "Rome")
+    result = await Engine([boss]).run("boss", journal=FileJournal(journal))
+    answers = []
+    for answer in ("S", "card", "no"):
+        (question,) = result.pending_questions
+        assert RunStatus.SUSPENDED is result.status
+        answers.append(question.text)
+        result = await Engine([leading(there.agent("asking"), "Rome")]).resume(journal, answers={question.id: answer})
+
+    size, extras, done = result.unwrap()
+    assert ("S", "card", "no: ", {}) == (size, extras, done[:4], dict(there.server.world.done("deploy")))
+    assert 1 == len(there.views())
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF161")
+async def test_what_it_wants_to_be_allowed_may_be_judged_by_our_policy(there: Remote) -> None:
+    agent = there.agent("asking", permissions="policy")
+    answers = {"Which size?": "S", "What else?": "bag"}
+
+    class Person:
+        def ask(self, question: Any) -> str | None:
+            return answers.get(question.text)
+
+    for rule, came in (
+        (Rule.allow_tool("asking_execute"), "deployed to Rome"),
+        (Rule.deny_tool("asking_execute"), "no: "),
+    ):
+        engine = Engine([leading(agent, "Rome")], permissions=Policy([rule]), interactor=Person())
+        assert (await engine.run("boss")).unwrap()[2].startswith(came)
+    assert 1 == there.server.world.done("deploy")["Rome"]
+
+
+@pytest.mark.spec("interfaces:IF163")
+@pytest.mark.deep
+async def test_who_cancels_the_run_cancels_the_run_there(there: Remote) -> None:
+    engine = Engine([leading(there.agent("holding"), "it")])
+    async with engine.start("boss") as handle:
+        await until(lambda: there.server.world.done("begun")["it"])
+        handle.interrupt()
+        result = await handle.result()
+
+    assert RunStatus.CANCELLED is result.status
+    await until(lambda: ["cancelled"] == [one["status"] for one in there.views()])
+    assert (1, 0) == (there.server.world.done("cancelled")["it"], there.server.world.done("held")["it"])
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF163")
+async def test_a_run_that_is_left_and_resumed_begins_its_remote_run_anew(there: Remote, tmp_path: Path) -> None:
+    journal, boss = tmp_path / "run.jsonl", leading(there.agent("holding"), "it")
+    handle = Engine([boss]).start("boss", journal=FileJournal(journal))
+    await until(lambda: there.server.world.done("begun")["it"])
+    await handle.shutdown()
+    await until(lambda: there.server.world.done("cancelled")["it"])
+    there.server.world.file.with_suffix(".go").touch()
+    result = await Engine([boss]).resume(journal)
+
+    assert ("held it", ["cancelled", "completed"]) == (result.unwrap(), sorted(one["status"] for one in there.views()))
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF163")
+async def test_a_remote_run_whose_end_is_still_on_its_way_is_begun_anew_when_it_has_come(
+    there: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, boss = tmp_path / "run.jsonl", leading(there.agent("holding"), "it")
+    linger, watch = there.server.world.file.with_suffix(".linger"), remote._Turn._watch
+    linger.touch()
+    handle = Engine([boss]).start("boss", journal=FileJournal(journal))
+    await until(lambda: there.server.world.done("begun")["it"])
+    await handle.shutdown()
+    await until(lambda: there.server.world.done("cancelled")["it"])
+
+    async def watched(turn: remote._Turn) -> bool:
+        linger.unlink(missing_ok=True)  # only when it was found, and goes on by what it says of itself
+        return await watch(turn)
+
+    monkeypatch.setattr(remote._Turn, "_watch", watched)
+    there.server.world.file.with_suffix(".go").touch()
+    result = await Engine([boss]).resume(journal)
+
+    assert ("held it", ["cancelled", "completed"]) == (result.unwrap(), sorted(one["status"] for one in there.views()))
+
+
+SCRIPT = """
+import asyncio, os, sys
+from pathlib import Path
+from stepengine import AgentCall, AgentDefinition, Engine
+from stepengine.journal import FileJournal
+from stepengine.adapters.external import RemoteAgent
+
+url, journal = sys.argv[1], Path(sys.argv[2])
+agent = RemoteAgent("holding", url=url)
+
+
+def handle(ctx):
+    return (yield from AgentCall(agent, ctx.prompt))
+
+
+boss = AgentDefinition("boss", spawnable_agents=[agent], handle_steps=handle)
+
+
+async def main():
+    engine = Engine([boss])
+    if journal.exists():
+        result = await engine.resume(journal)
+    else:
+        result = await engine.run("boss", "it", journal=FileJournal(journal))
+    print(result.unwrap())
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF163")
+async def test_who_is_killed_and_resumed_finds_the_same_run_though_its_server_was_killed_too(
+    there: Remote, tmp_path: Path
+) -> None:
+    script, journal = tmp_path / "lead.py", tmp_path / "run.jsonl"
+    script.write_text(SCRIPT)
+
+    def begun() -> subprocess.Popen[str]:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "STEPENGINE_REMOTE_TOKEN": there.token}
+        words = [sys.executable, str(script), there.server.url, str(journal)]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env)
+
+    first = begun()
+    await until(lambda: there.server.world.done("begun")["it"])
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    (before,) = there.views()
+    assert "running" == before["status"]
+
+    second = begun()
+    there.server.world.file.with_suffix(".go").touch()
+    printed, _ = await asyncio.to_thread(second.communicate)
+    assert ("held it\n", [before["run_id"]]) == (printed, [one["run_id"] for one in there.views()])
+    assert 1 == there.server.world.done("begun")["it"]
+    assert there.token not in journal.read_text()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF163")
+async def test_a_server_that_is_killed_in_the_middle_and_comes_back_is_followed_on(there: Remote) -> None:
+    server = there.server
+    answers = {"Which size?": "L", "What else?": "bag", "": "yes"}
+    given: set[str] = set()
+    async with Engine([leading(there.agent("asking"), "Rome")]).start("boss", wait_for_answers=None) as handle:
+        while not handle.done:
+            for question in handle.questions:
+                if question.id in given:
+                    continue
+                if not given:
+                    server.kill()
+                handle.answer(question.id, answers.get(question.text, "yes"))
+                if not given:
+                    # The answer is tried, and finds nobody, before somebody is there again.
+                    await asyncio.sleep(0.3)
+                    server.start()
+                given.add(question.id)
+            await asyncio.sleep(0.02)
+        result = await handle.result()
+
+    assert (["L", "bag", "deployed to Rome"], 1) == (result.unwrap(), server.world.done("deploy")["Rome"])
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+async def refused(agent: RemoteAgent, prompt: str = "hello") -> ExternalAgentError:
+    result = await Engine([agent]).run(agent.id, prompt)
+    assert RunStatus.FAILED is result.status
+    assert isinstance(result.error, ExternalAgentError), result.error
+    return result.error
+
+
+@pytest.mark.spec("interfaces:IF164")
+async def test_what_a_server_refuses_and_what_fails_there_is_said(
+    there: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = there.server.url
+    error = await refused(RemoteAgent("talking", url=url, token="s" * 40))
+    assert ("auth_required", True, False) == (error.kind, "token" in error.message, "s" * 40 in error.message)
+    monkeypatch.delenv("STEPENGINE_REMOTE_TOKEN", raising=False)
+    error = await refused(RemoteAgent("talking", url=url))
+    assert ("auth_required", True) == (error.kind, "STEPENGINE_REMOTE_TOKEN" in error.message)
+    reader = there.server.token("reader", ["read"])
+    assert "auth_required" == (await refused(RemoteAgent("talking", url=url, token=reader))).kind
+    error = await refused(there.agent("nobody"))
+    assert ("start", True) == (error.kind, "there is no agent 'nobody'" in error.message)
+    result = await Engine([leading(there.agent("talking"), "x", depth="deep")]).run("boss")
+    assert "depth" in str(result.error), result.error
+    error = await refused(there.agent("breaking"))
+    assert ("failed", True) == (error.kind, "nobody has told me how" in error.message)
+    assert "start" == (await refused(gone("talking"))).kind
+
+
+class Odd:
+    """
+    A server that somebody else might have written, badly; its ways are functions of the request.
+    """
+
+    def __init__(self, way: Callable[[BaseHTTPRequestHandler], None]) -> None:
+        asked = self.asked = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.0"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length") or 0))
+                asked.append((self.command, self.path))
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    way(self)
+
+            do_POST = do_GET  # noqa: N815 - likewise
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = False
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def told(request: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:
+    request.send_response(status)
+    for name, value in {"content-type": "application/json", **headers}.items():
+        request.send_header(name.replace("_", "-"), value)
+    request.end_headers()
+    request.wfile.write(body)
+
+
+STARTED = json.dumps({"run_id": "r1", "events": "/x", "is_new": True}).encode()
+VIEW = {"status": "running", "questions": [], "output": None, "text": "", "error": ""}
+
+
+def after_start(way: Callable[[BaseHTTPRequestHandler], None]) -> Callable[[BaseHTTPRequestHandler], None]:
+    def do(request: BaseHTTPRequestHandler) -> None:
+        told(request, 202, STARTED) if request.path == "/runs" else way(request)
+
+    return do
+
+
+def endless(request: BaseHTTPRequestHandler) -> None:
+    if request.path.endswith("/cancel"):
+        told(request, 202, b"{}")
+        return
+    request.send_response(200)
+    request.send_header("content-type", "text/event-stream" if request.path.endswith("/events") else "application/json")
+    request.end_headers()
+    while True:
+        request.wfile.write(b"data: " + b"x" * 65_536)
+
+
+def viewed(**changed: Any) -> Callable[[BaseHTTPRequestHandler], None]:
+    def do(request: BaseHTTPRequestHandler) -> None:
+        if request.path.endswith("/events"):
+            told(request, 204, b"")
+        else:
+            told(request, 200, json.dumps({**VIEW, **changed}).encode())
+
+    return do
+
+
+def stream(lines: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    return lambda request: told(request, 200, lines, content_type="text/event-stream")
+
+
+WAYS: dict[str, tuple[Callable[[BaseHTTPRequestHandler], None], str]] = {
+    "another API": (lambda request: told(request, 202, b'{"id": 1}'), "without the id of a run"),
+    "a path for an id": (lambda request: told(request, 202, b'{"run_id": "../x", "is_new": true}'), "without the id of a run"),
+    "a page": (lambda request: told(request, 200, b"<html>", content_type="text/html"), "without a JSON object"),
+    "deep": (lambda request: told(request, 202, b"[" * 1_000_000), "without a JSON object"),
+    "an unknown status": (after_start(viewed(status="dreaming")), "a run whose status is 'dreaming'"),
+    "odd questions": (after_start(viewed(questions=[{"id": 7}])), "a question without an id"),
+    "no events": (after_start(lambda request: told(request, 200, b"{}")), "no event stream"),
+    "no JSON": (after_start(stream(b"data: x\n\n")), "no JSON object with a type"),
+    "an endless answer": (endless, "an answer of more than 1,000,000 bytes"),
+    "an endless event": (after_start(endless), "an event of more than 1,000,000 bytes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.spec("interfaces:IF164")
+async def test_a_server_that_is_none_of_ours_fails_the_call_with_an_error_that_says_so(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ANSWER_BYTES", 1_000_000)
+    monkeypatch.setattr(remote, "EVENT_BYTES", 1_000_000)
+    way, words = WAYS[name]
+    odd = Odd(way)
+    try:
+        error = await refused(RemoteAgent("other", url=odd.url, token="t" * 20))
+    finally:
+        odd.stop()
+
+    assert ("protocol", True) == (error.kind, words in error.message), error.message
+
+
+@pytest.mark.parametrize("event_id", ["\u00e9", "a\0b", "a\x0bb", "a ", "\u2028", "x" * 1_001])
+@pytest.mark.spec("interfaces:IF164")
+async def test_an_event_id_that_no_request_header_can_hold_fails_the_call(event_id: str) -> None:
+    events = stream(f'id: {event_id}\ndata: {{"type": "step_started"}}\n\n'.encode())
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        (events if request.path.endswith("/events") else viewed(status="running"))(request)
+
+    odd = Odd(after_start(answer))
+    try:
+        error = await refused(RemoteAgent("other", url=odd.url, token="t" * 20, away_seconds=2))
+    finally:
+        odd.stop()
+
+    assert ("protocol", True) == (error.kind, "an event id that no header can hold" in error.message), error.message
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+@pytest.mark.spec("interfaces:IF164")
+async def test_a_redirect_is_not_followed_and_the_token_goes_nowhere_else(status: int) -> None:
+    elsewhere = Odd(lambda request: told(request, 202, STARTED))
+    odd = Odd(lambda request: told(request, status, b"", location=f"{elsewhere.url}/runs"))
+    try:
+        error = await refused(RemoteAgent("other", url=odd.url, token="t" * 20))
+    finally:
+        odd.stop()
+        elsewhere.stop()
+
+    assert ("protocol", [], True) == (error.kind, elsewhere.asked, "elsewhere" in error.message)
+    assert 1 == len(odd.asked)
+
+
+@pytest.mark.spec("interfaces:IF164")
+async def test_a_server_that_stays_away_fails_the_call_and_says_that_its_run_may_go_on() -> None:
+    odd = Odd(after_start(lambda request: told(request, 503, b"")))
+    try:
+        error = await refused(RemoteAgent("other", url=odd.url, token="t" * 20, away_seconds=0.3))
+    finally:
+        odd.stop()
+
+    assert ("ended", True) == (error.kind, "may go on" in error.message)
+
+
+@pytest.mark.spec("interfaces:IF164")
+def test_an_agent_whose_server_cannot_be_asked_is_refused_and_copies_of_one_are_agents() -> None:
+    fine: dict[str, Any] = {"url": "https://agents.test/below/", "token": "t" * 20}
+    wrong: list[dict[str, Any]] = [
+        {"url": None}, {"url": "agents.test"}, {"url": "ftp://agents.test"}, {"url": "https://"}, {"url": "https://a:b@agents.test"},
+        {"url": "https://agents.test/?x=1"}, {"url": "https://agents.test:http"}, {"url": "http://agents.test"}, {"token": ""},
+        {"token": "a\nb"}, {"token": "\u00e4"}, {"permissions": "all"}, {"away_seconds": 0}, {"id": "x" * 57},
+    ]  # fmt: skip
+    for one in wrong:
+        given = {"id": "other", **fine, **one}
+        with pytest.raises(DefinitionError) as refusal:
+            RemoteAgent(given.pop("id"), **given)
+        assert "a:b" not in str(refusal.value)
+    copy = attrs.evolve(RemoteAgent("other", **fine), description="Reviews.")
+    assert ("Reviews.", 6) == (copy.description, len(copy.tools))
+    assert "t" * 20 not in repr(copy)

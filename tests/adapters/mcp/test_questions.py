@@ -1,0 +1,281 @@
+"""
+What a server asks in the middle of a call: people through the run's questions, models through its model calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import mcp_types as types
+import pytest
+from mcp.server import MCPServer
+from mcp.server.mcpserver.resolve import Elicit, Resolve
+from pydantic import create_model
+
+from stepengine import AgentDefinition, Answer, Engine, Limits, RunStatus
+from stepengine.adapters.mcp import mcp_tools
+from stepengine.adapters.mcp.connection import OpenCall, Wanted
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.testing import ScriptedModel, tool_call
+
+from .foreign import Foreign, described, text
+
+PROTOCOLS = pytest.mark.parametrize("protocol", ["auto", "legacy"])
+
+
+class Person:
+    """
+    Somebody who answers in process.
+    """
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+
+    def ask(self, question: Any) -> Any:
+        self.asked.append(question)
+        return self.answers.pop(0)
+
+
+def ordering() -> ScriptedModel:
+    return ScriptedModel([tool_call("small__order", {"what": "shoes"}), "ok"])
+
+
+def texts(result: Any) -> list[str]:
+    return [one.result.text for one in result.tool_calls]
+
+
+@PROTOCOLS
+@pytest.mark.spec("reliability:MC12", "interfaces:IF64")
+async def test_what_a_server_asks_becomes_questions_of_the_run_that_name_it(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    person = Person("42", "yes")
+
+    async with Engine([agent(near(protocol=protocol))], models=ordering(), interactor=person) as engine:
+        result = await engine.run("worker", "Order.")
+
+    assert ["ordered shoes: 42, a gift"] == texts(result)
+    assert [
+        ("The MCP server small asks: Which size of shoes? - Size - a whole number", ()),
+        ("The MCP server small asks: Which size of shoes? - Gift", ("yes", "no")),
+    ] == [(question.text, question.options) for question in person.asked]
+
+
+@PROTOCOLS
+async def test_an_answer_that_does_not_fit_is_asked_for_again_and_one_that_is_refused_declines(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    person = Person("large", "43", "no", Answer(declined=True))
+    model = ScriptedModel([tool_call("small__order", {"what": w}) for w in ("shoes", "hats")] + ["ok"])
+
+    async with Engine([agent(near(protocol=protocol))], models=model, interactor=person) as engine:
+        result = await engine.run("worker", "Order.")
+
+    assert "'large' is no integer" in person.asked[1].text
+    assert ["ok", "error"] == [one.result.status for one in result.tool_calls]
+    assert "ordered shoes: 43, no gift" == texts(result)[0]
+
+
+@PROTOCOLS
+async def test_a_run_whose_server_asked_replays_without_anybody(near: Any, agent: Any, protocol: str) -> None:
+    journal = MemoryJournal()
+    async with Engine([agent(near(protocol=protocol))], models=ordering(), interactor=Person("42", "yes")) as engine:
+        lived = await engine.run("worker", "Order.", journal=journal)
+
+    async with Engine([agent(near(protocol=protocol))], models=ScriptedModel([])) as engine:
+        again = await engine.replay(journal)
+
+    assert RunStatus.COMPLETED is again.status
+    assert texts(lived) == texts(again)
+
+
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_question_of_a_server_outlives_the_process_where_the_server_can_go_on(
+    near: Any, agent: Any, tmp_path: Any
+) -> None:
+    path = tmp_path / "run.jsonl"
+    model, source = ordering(), near()
+    async with Engine([agent(source)], models=model) as engine:
+        first = await engine.run("worker", "Order.", journal=FileJournal(path))
+    async with Engine([agent(source)], models=model) as engine:
+        second = await engine.resume(path, answers={first.pending_questions[0].id: "42"})
+        third = await engine.resume(path, answers={second.pending_questions[0].id: "no"})
+
+    assert [RunStatus.SUSPENDED, RunStatus.SUSPENDED, RunStatus.COMPLETED] == [r.status for r in (first, second, third)]
+    assert ["ordered shoes: 42, no gift"] == texts(third)
+
+
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_server_of_the_old_protocol_does_not_wait_for_the_next_process_and_the_call_says_so(
+    near: Any, agent: Any, tmp_path: Any
+) -> None:
+    path = tmp_path / "run.jsonl"
+    model, source = ordering(), near(protocol="legacy")
+    async with Engine([agent(source)], models=model) as engine:
+        first = await engine.run("worker", "Order.", journal=FileJournal(path))
+        second = await engine.resume(path, answers={first.pending_questions[0].id: "42"})
+        third = await engine.resume(path, answers={second.pending_questions[0].id: "no"})
+
+    assert RunStatus.COMPLETED is third.status
+    assert ["the MCP server 'small' does not wait for the answer any more; the outcome is unknown"] == texts(third)
+
+
+@PROTOCOLS
+@pytest.mark.spec("reliability:MC12")
+async def test_a_server_gets_no_model_and_asks_nobody_unless_that_was_allowed(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    calls = [tool_call("small__poem", {"about": "rain"}), tool_call("small__order", {"what": "hats"}), "ok"]
+    model = ScriptedModel(calls)
+
+    async with Engine([agent(near(protocol=protocol, elicitation=False))], models=model) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert ["error", "error"] == [one.result.status for one in result.tool_calls]
+    assert 3 == len(model.calls)
+
+
+@PROTOCOLS
+@pytest.mark.spec("reliability:MC12")
+async def test_a_server_that_may_has_the_runs_model_called_within_its_limits(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    model = ScriptedModel([tool_call("small__poem", {"about": "rain"}), "It drips.", "ok"])
+    journal = MemoryJournal()
+    source = near(protocol=protocol, sampling=True)
+
+    async with Engine([agent(source)], models=model) as engine:
+        result = await engine.run("worker", "Go.", journal=journal)
+        again = await engine.replay(journal)
+
+    asked = model.calls[1]
+    assert ["A poem: It drips."] == texts(result) == texts(again)
+    assert ("Rhyme.", "A poem about rain", 100) == (
+        asked.system_prompt,
+        asked.messages[0].text,
+        asked.settings.max_tokens,
+    )
+
+
+async def test_a_model_call_for_a_server_counts_against_the_limits_of_the_run(near: Any, agent: Any) -> None:
+    from stepengine import Usage
+    from stepengine.models import ModelReply
+
+    first = ModelReply(
+        tool_call("small__poem", {"about": "rain"}).content, usage=Usage(input_tokens=4_950, output_tokens=40)
+    )
+    model = ScriptedModel([first, "It drips.", "ok"])
+
+    async with Engine([agent(near(sampling=True))], models=model) as engine:
+        result = await engine.run("worker", "Go.", limits=Limits(max_tokens=5_000))
+
+    assert RunStatus.FAILED is result.status
+    assert 1 == len(model.calls)
+
+
+async def test_who_gives_a_call_up_leaves_no_question_of_its_server_open() -> None:
+    call = OpenCall(asyncio.Event().wait())
+    answers = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    for answer in answers:
+        call.ask(SimpleNamespace(model_dump=lambda **_: {}), answer)
+    asked = await call.outcome()
+    await call.end()
+
+    assert Wanted({"asked": {}}) == asked
+    assert ["was given up"] * 2 == [answer.result().message[-12:] for answer in answers]
+
+
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_server_that_keeps_no_state_is_called_again_with_the_answers() -> None:
+    """
+    The official TypeScript package answers so when its author gives no state.
+    """
+    asked = types.ElicitRequest(params=types.ElicitRequestFormParams(message="Which?", requested_schema=FORM))
+
+    class Stateless(Foreign):
+        async def _call(self, ctx: Any, params: Any) -> Any:
+            self.called.append((params.name, params.arguments))
+            answer = (params.input_responses or {}).get("size")
+            if answer is None:
+                return types.InputRequiredResult(input_requests={"size": asked})
+            return types.CallToolResult(content=[text(f"{answer.content['x']} {params.request_state}")])
+
+    journal, foreign = MemoryJournal(), Stateless(described("order"))
+    buyer = AgentDefinition("buyer", model="test/model", tools=[mcp_tools(foreign.server, name="srv")])
+    model = ScriptedModel([tool_call("srv__order", {}), "ok"])
+
+    async with Engine([buyer], models=model) as engine:
+        waiting = await engine.run("buyer", "Go.", journal=journal)
+        (question,) = waiting.pending_questions
+        result = await engine.resume(journal, answers={question.id: "42"})
+
+    assert ["42 None"] == texts(result)
+    assert 2 == len(foreign.called)
+
+
+FORM = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+
+
+@PROTOCOLS
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_form_of_5000_fields_is_declined_with_a_reason_and_nobody_is_asked(
+    agent: Any, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    person = Person()
+    fields: dict[str, Any] = {f"field_{number}": (str, ...) for number in range(5_000)}
+    large = create_model("Large", **fields)
+
+    def ask_all() -> Elicit[Any]:
+        return Elicit("Fill this in", large)
+
+    async def order(what: str, said: Any) -> str:
+        return f"ordered {what}"
+
+    order.__annotations__["said"] = Annotated[large, Resolve(ask_all)]
+    ask_all.__annotations__["return"] = Elicit[large]
+    server = MCPServer("small")
+    server.tool()(order)
+
+    source = mcp_tools(server, name="small", protocol=protocol)
+    async with Engine([agent(source)], models=ordering(), interactor=person) as engine:
+        result = await engine.run("worker", "Order.")
+
+    assert RunStatus.COMPLETED == result.status
+    assert "AttributeError" not in texts(result)[0]
+    assert "declin" in texts(result)[0].lower()
+    assert [] == person.asked
+    assert "sent a request that is declined: the request has" in caplog.text
+
+
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_server_whose_own_state_is_too_large_ends_the_call_and_not_the_run(agent: Any) -> None:
+    request = types.ElicitRequest(
+        params=types.ElicitRequestFormParams(message="Size?", requested_schema={"type": "object", "properties": {}})
+    )
+    asked = types.InputRequiredResult(input_requests={"k": request}, request_state="x" * 200_000)
+    source = mcp_tools(Foreign(described("order"), answers={"order": asked}).server, name="small")
+
+    async with Engine([agent(source)], models=ordering(), interactor=Person()) as engine:
+        result = await engine.run("worker", "Order.")
+
+    assert RunStatus.COMPLETED == result.status
+    assert "asked for more than 65,536 bytes of requests in one call" in texts(result)[0]
+
+
+@PROTOCOLS
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_conversation_for_the_model_that_is_too_large_is_refused_and_the_model_is_not_called(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    model = ScriptedModel([tool_call("small__poem", {"about": "x" * 70_000}), "ok"])
+
+    async with Engine([agent(near(sampling=True, protocol=protocol))], models=model) as engine:
+        result = await engine.run("worker", "Write.")
+
+    assert RunStatus.COMPLETED == result.status
+    assert "error" == result.tool_calls[0].result.status
+    assert "ValidationError" not in texts(result)[0]
+    assert 2 == len(model.calls)

@@ -1,0 +1,443 @@
+"""
+Tools of real servers, as processes: listed when a run begins, called like any tool, closed with the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, RunStatus, call
+from stepengine.adapters.mcp import connection, mcp_tools
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.events import ToolProgress
+from stepengine.journal import MemoryJournal
+from stepengine.testing import ScriptedModel, tool_call, tool_calls
+
+COUNTERPARTS = (
+    ("pypi:mcp", "2.3.0", "works", "its servers give tools, resources, prompts, questions, samples and progress"),
+)
+
+
+def results(result: Any) -> list[tuple[str, str]]:
+    return [(one.result.status, one.result.text) for one in result.tool_calls]
+
+
+@pytest.mark.spec("reliability:MC03", "interfaces:IF61", "interfaces:IF62", "generator-contract:T37")
+@pytest.mark.deep
+async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_them(
+    small: Any, agent: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "3"])
+
+    async with Engine([agent(small(include=["add", "fail"]))], models=model) as engine:
+        result = await engine.run("worker", "Add.")
+
+    assert ["small__add", "small__fail"] == [tool.name for tool in model.calls[0].tools]
+    assert "Add two numbers." == model.calls[0].tools[0].description
+    assert [("ok", "3")] == results(result)
+    assert 3 == result.tool_calls[0].result.data
+    assert [] == [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+async def test_a_handler_calls_a_tool_of_a_server_by_its_name(near: Any, agent: Any) -> None:
+    def handle(ctx: Any) -> Any:
+        value = yield from call("small__add", int, a=2, b=5)
+        return value
+
+    async with Engine([agent(near(), handle_steps=handle)], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker")
+
+    assert 7 == result.unwrap()
+
+
+@pytest.mark.spec("interfaces:IF62", "generator-contract:T37")
+async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -> None:
+    model = ScriptedModel([tool_call("small__fail", {}), tool_call("small__add", {"a": "x", "b": 1}), "ok"])
+
+    async with Engine([agent(near())], models=model) as engine:
+        failed, misfit = results(await engine.run("worker", "Go."))
+
+    assert "error" == failed[0]
+    assert ("error", "Invalid parameters for small__add") == (misfit[0], misfit[1][:33])
+
+
+@pytest.mark.spec("reliability:MC05", "reliability:MC14", "interfaces:IF57")
+@pytest.mark.deep
+async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_again_for_the_next_one(
+    small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    source, adds = small(), tool_call("small__add", {"a": 1, "b": 2})
+
+    async with Engine(
+        [agent(source)], models=ScriptedModel([tool_call("small__crash", {}), adds, adds, adds, "ok"])
+    ) as engine:
+        result = await engine.run("worker", "Go.")
+        restarts = list(next(iter(source._connections.values()))._restarts.values())
+
+    lost = "the connection to the MCP server 'small' was lost; the outcome is unknown"
+    assert RunStatus.COMPLETED is result.status
+    assert [("error", lost), *[("ok", "3")] * 3] == results(result)
+    assert [1] == restarts
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:MC05", "interfaces:IF57")
+async def test_a_server_that_dies_a_third_time_in_a_run_is_gone_for_it(
+    small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (0.5, 2.0) == connection.RESTART_WAITS
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    calls = [*[tool_call("small__crash", {}) for _ in range(4)], "ok"]
+
+    async with Engine([agent(small())], models=ScriptedModel(calls)) as engine:
+        *lost, gone = results(await engine.run("worker", "Go."))
+
+    assert ["the outcome is unknown"] * 3 == [text[-22:] for _, text in lost]
+    assert "the MCP server 'small' is gone: it was started again 2 times in this run" in gone[1]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:MC14")
+@pytest.mark.parametrize(("trusted", "expected"), [(True, "ok"), (False, "error")])
+async def test_a_lost_call_is_sent_again_only_for_a_hint_that_the_caller_trusts(
+    small: Any, agent: Any, tmp_path: Path, trusted: bool, expected: str
+) -> None:
+    model = ScriptedModel([tool_call("small__once", {"marker": str(tmp_path / "marker")}), "ok"])
+
+    async with Engine([agent(small("idempotent", trust_hints=trusted))], models=model) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert [expected] == [status for status, _ in results(result)]
+
+
+@pytest.mark.spec("reliability:MC01", "interfaces:IF60")
+async def test_a_journal_replays_without_the_server_and_without_the_package(small: Any, agent: Any) -> None:
+    journal = MemoryJournal()
+    calls = [tool_call("small__add", {"a": 1, "b": 2}), tool_call("small__crash", {}), "ok"]
+    async with Engine([agent(small())], models=ScriptedModel(calls)) as engine:
+        lived = await engine.run("worker", "Go.", journal=journal)
+    gone = mcp_tools(["no-such-program"], name="small")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepengine.adapters.mcp.connection.find_spec", lambda name: None)
+        async with Engine([agent(gone)], models=ScriptedModel([])) as engine:
+            again = await engine.replay(journal)
+
+    assert RunStatus.COMPLETED is again.status
+    assert results(lived) == results(again)
+
+
+async def test_a_run_that_was_broken_off_goes_on_with_a_server_that_was_started_anew(near: Any, agent: Any) -> None:
+    journal = MemoryJournal()
+    model = ScriptedModel(
+        [
+            tool_call("small__add", {"a": 1, "b": 2}),
+            tool_call("ask_user", {"questions": [{"question": "Go on?"}]}),
+            tool_call("small__add", {"a": 3, "b": 4}),
+            "ok",
+        ]
+    )
+    source = near()
+    async with Engine([agent(source, "ask_user")], tools=_ask(), models=model) as engine:
+        waiting = await engine.run("worker", "Go.", journal=journal)
+    async with Engine([agent(source, "ask_user")], tools=_ask(), models=model) as engine:
+        (question,) = waiting.pending_questions
+        result = await engine.resume(journal, answers={question.id: "yes"})
+
+    assert RunStatus.SUSPENDED is waiting.status
+    assert "7" == results(result)[-1][1]
+
+
+def _ask() -> list[Any]:
+    from stepengine.tools.bundled import ask_user_tool
+
+    return [ask_user_tool()]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF56")
+async def test_fifty_calls_at_once_are_answered_each_with_its_own(small: Any, agent: Any) -> None:
+    calls = [tool_call("small__add", {"a": n, "b": 0}) for n in range(50)]
+    model = ScriptedModel([tool_calls(*calls), "ok"])
+
+    async with Engine([agent(small(trust_hints=True))], models=model) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert [*range(50)] == [one.result.data for one in result.tool_calls]
+
+
+@pytest.mark.spec("interfaces:IF56")
+async def test_runs_at_once_share_one_server(near: Any, agent: Any) -> None:
+    source = near()
+    replies = [reply for _ in range(5) for reply in ()]
+    model = ScriptedModel([*replies, *[_adding for _ in range(10)]])
+
+    async with Engine([agent(source)], models=model) as engine:
+        ended = await asyncio.gather(*[engine.run("worker", str(n)) for n in range(5)])
+        started = len(source._connections)
+
+    assert [RunStatus.COMPLETED] * 5 == [result.status for result in ended]
+    assert 1 == started
+
+
+def _adding(request: Any) -> Any:
+    return "ok" if any(m.role == "tool" for m in request.messages) else tool_call("small__add", {"a": 1, "b": 1})
+
+
+@pytest.mark.spec("reliability:MC13", "interfaces:IF57")
+async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_which_lives_on(
+    odd: Any, agent: Any, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    model = ScriptedModel([tool_call("odd__look", {}), tool_call("odd__look", {}), "ok"])
+
+    async with Engine([agent(odd("slow", str(marker), timeout=0.5))], models=model) as engine:
+        timed_out, seen = results(await engine.run("worker", "Go."))
+
+    assert "error" == timed_out[0]
+    assert ("ok", "seen") == seen
+    assert "cancelled" == marker.read_text()
+
+
+@pytest.mark.spec("interfaces:IF65")
+async def test_what_a_server_says_of_its_progress_is_shown_as_the_tools(near: Any, agent: Any) -> None:
+    shown = []
+    model = ScriptedModel([tool_call("small__steps", {"count": 4}), "ok"])
+
+    async with Engine([agent(near())], models=model, observers=[shown.append]) as engine:
+        await engine.run("worker", "Go.")
+
+    progress = [event for event in shown if isinstance(event, ToolProgress)]
+    assert [("step 1", 25.0), ("step 2", 50.0), ("step 3", 75.0), ("step 4", 100.0)] == [
+        (event.message, event.percent) for event in progress
+    ]
+    assert {"small__steps"} == {event.tool_name for event in progress}
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:MC06", "interfaces:IF55")
+async def test_nothing_of_a_server_is_left_when_the_engine_is_closed(small: Any, agent: Any) -> None:
+    model = ScriptedModel([tool_call("small__spawn", {"seconds": 600}), "ok"])
+
+    async with Engine([agent(small("stubborn"))], models=model) as engine:
+        result = await engine.run("worker", "Go.")
+        child = result.tool_calls[0].result.data
+        os.kill(child, 0)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def open_descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
+@pytest.mark.spec("reliability:MC06")
+async def test_a_program_that_left_the_group_of_its_server_keeps_no_pipe_of_ours_open(odd: Any, agent: Any) -> None:
+    model = ScriptedModel([tool_call("odd__look", {}), "ok"])
+    before = open_descriptors()
+
+    async with Engine([agent(odd("escapes"))], models=model) as engine:
+        ((_, pid),) = results(await engine.run("worker", "Go."))
+    after = open_descriptors()
+    os.kill(int(pid), signal.SIGKILL)
+
+    assert before == after
+
+
+@pytest.mark.spec("interfaces:IF55")
+def test_a_synchronous_engine_starts_and_closes_a_server_too(odd: Any, agent: Any) -> None:
+    model = ScriptedModel([tool_call("odd__look", {}), "ok"])
+
+    with Engine([agent(odd())], models=model) as engine:
+        result = engine.run_sync("worker", "Go.")
+
+    assert [("ok", "seen")] == results(result)
+
+
+def test_an_engine_that_nobody_closes_leaves_no_server_behind_when_its_loop_ends(odd: Any, agent: Any) -> None:
+    model = ScriptedModel([tool_call("odd__look", {}), "ok"])
+
+    result = asyncio.run(Engine([agent(odd())], models=model).run("worker", "Go."))
+
+    assert [("ok", "seen")] == results(result)
+
+
+@pytest.mark.spec("reliability:MC08")
+async def test_a_server_sees_little_of_the_environment_and_what_its_caller_names(
+    odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_PASSWORD", "hidden")
+    model = ScriptedModel([tool_call("odd__look", {}), "ok"])
+
+    async with Engine([agent(odd("environment", env={"NAMED": "1"}))], models=model) as engine:
+        ((_, text),) = results(await engine.run("worker", "Go."))
+
+    seen = set(text.split())
+    allowed = {
+        "PATH",
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "TZ",
+        "TMPDIR",
+        "USER",
+        "LOGNAME",
+        "TERM",
+        "NO_COLOR",
+        "NAMED",
+        "LC_CTYPE",
+    }
+    assert seen <= allowed
+    assert {"PATH", "NAMED"} <= seen
+
+
+@pytest.mark.spec("reliability:MC05", "interfaces:IF59")
+async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standard_error_is_kept_short(
+    odd: Any, agent: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, source = ScriptedModel([tool_call("odd__look", {}), "ok"]), odd("junk")
+
+    async with Engine([agent(source)], models=model) as engine:
+        result = await engine.run("worker", "Go.")
+        pipe = next(iter(source._connections.values()))._live.pipe
+
+    assert [("ok", "seen")] == results(result)
+    assert (30, 64 * 1024) == (pipe.junk_count, len(pipe._errors))
+    assert ("", "") == tuple(capfd.readouterr())
+
+
+@pytest.mark.spec("reliability:MC05")
+@pytest.mark.parametrize("mode", ["latin", "surrogate", "cut", "list", "null", "versionless", "batch", "error", "deep"])
+async def test_a_reply_that_cannot_be_read_is_an_error_at_once_and_not_when_the_time_is_up(
+    mode: str, odd: Any, agent: Any
+) -> None:
+    model = ScriptedModel([tool_call("odd__look", {}), "ok"])
+
+    async with Engine([agent(odd(mode, timeout=600))], models=model) as engine, asyncio.timeout(30):
+        result = await engine.run("worker", "Go.")
+
+    ((status, said),) = results(result)
+    assert "error" == status
+    assert "its reply is not a message of the protocol" in said
+
+
+@pytest.mark.spec("reliability:MC05", "interfaces:IF58", "interfaces:IF59")
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("dead", "it said: no licence"),
+        ("mute", "it did not answer within 0.1 s; give it longer, with start_timeout=60"),
+        ("noise", "it wrote more than 100 lines that are no messages, the first: this is not a message"),
+    ],
+)
+async def test_a_server_that_does_not_come_up_fails_the_run_and_says_why(
+    odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    monkeypatch.setattr("stepengine.adapters.mcp.stdio.CLOSE_SECONDS", 0.2)
+    source = odd(mode, start_timeout=0.1 if mode == "mute" else 30)
+
+    async with Engine([agent(source)], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert RunStatus.FAILED is result.status
+    assert isinstance(result.error, ToolError)
+    assert said in str(result.error)
+
+
+@pytest.mark.spec("interfaces:IF58")
+async def test_a_command_that_fetches_its_program_first_says_so_and_what_helps(
+    agent: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    monkeypatch.setattr("stepengine.adapters.mcp.stdio.CLOSE_SECONDS", 0.2)
+    npx = tmp_path / "npx"
+    npx.write_text("#!/bin/sh\nexec sleep 60\n")
+    npx.chmod(0o755)
+    source = mcp_tools([str(npx), "-y", "some-server"], name="small", start_timeout=0.1)
+
+    async with Engine([agent(source)], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    said = "it did not answer within 0.1 s; npx fetches what is not there yet; give it longer, with start_timeout=60"
+    assert result.error.message.endswith(said)
+
+
+@pytest.mark.spec("interfaces:IF58")
+async def test_a_program_that_is_not_there_is_said_at_once(agent: Any) -> None:
+    source = mcp_tools(["no-such-program-here"], name="small")
+
+    async with Engine([agent(source)], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert "the MCP server 'small' did not start: FileNotFoundError" in str(result.error)
+
+
+@pytest.mark.spec("interfaces:IF55", "generator-contract:T37")
+async def test_an_engine_may_have_the_source_and_agents_list_it_by_name(near: Any) -> None:
+    model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "ok"])
+    worker = AgentDefinition("worker", model="test/model", tools=["small"])
+
+    async with Engine([worker], tools=[near()], models=model) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert [("ok", "3")] == results(result)
+
+
+async def test_a_single_step_has_the_tools_of_a_server_too(near: Any, agent: Any) -> None:
+    from stepengine import AgentState, UserMessage
+
+    model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2})])
+    state = AgentState.from_messages([UserMessage("Go.")], agent_id="worker")
+
+    async with Engine([agent(near())], models=model) as engine:
+        step = await engine.step(state)
+
+    assert "3" == step.agent_state.message_history[-1].text
+
+
+@pytest.mark.spec("reliability:MC07", "interfaces:IF55")
+def test_a_server_is_named_in_code_and_never_by_text() -> None:
+    with pytest.raises(DefinitionError, match="not the text 'rm -rf /'"):
+        mcp_tools("rm -rf /", name="small")
+    with pytest.raises(DefinitionError, match="is not a name of a server"):
+        mcp_tools(["x"], name="a__b")
+
+
+@pytest.mark.spec("interfaces:IF55")
+def test_the_package_is_loaded_when_a_server_is_first_needed() -> None:
+    code = (
+        "import sys; from stepengine.adapters.mcp import mcp_tools; from stepengine import AgentDefinition, Engine; "
+        "Engine([AgentDefinition('a', tools=[mcp_tools(['x'], name='x')])]); "
+        "print(sorted({'mcp', 'mcp_types', 'httpx2'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "[]\n" == done.stdout
+
+
+def test_a_folder_called_mcp_beside_the_program_is_not_taken_for_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Such a folder is found as a package without a file.
+    """
+    (tmp_path / "mcp").mkdir()
+    folder = PathFinder.find_spec("mcp", [str(tmp_path)])
+    assert folder is not None
+    monkeypatch.setattr(connection, "find_spec", lambda name: folder)
+
+    with pytest.raises(DefinitionError, match=r"pip install 'stepengine\[mcp\]'"):
+        connection.require_package()

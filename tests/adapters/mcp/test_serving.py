@@ -1,0 +1,557 @@
+"""
+Our agents as tools of a server, called by the package's own client: in this process, and over standard input and output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client, StdioServerParameters
+
+from stepengine import AgentDefinition, Ask, Engine, Perform, Sleep, ToolCall, tool
+from stepengine.adapters.mcp import mcp_tools
+from stepengine.adapters.mcp.serving import AgentServer, Offered, OwnRuns
+from stepengine.errors import DefinitionError
+from stepengine.permissions import Policy
+from stepengine.testing import ScriptedModel, tool_call
+from stepengine.workspace import http_connections
+from stepengine.workspace.http_connections import ConnectionLimits
+
+COUNTERPARTS = (
+    (
+        "pypi:mcp",
+        "2.3.0",
+        "works",
+        "its client calls our agents, over standard input and output and inside of a process; questions are forms",
+    ),
+)
+
+MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
+
+AGENT = """
+import os
+from stepengine import AgentDefinition, Ask
+
+print("a line that is not a message")
+
+def handle_steps(ctx):
+    print("neither is this")
+    os.write(1, b"nor this\\n")
+    size = yield from Ask(f"Which size of {ctx.prompt}?", key="size")
+    return {"what": ctx.prompt, "size": size}
+
+agent = AgentDefinition(
+    "order-taker",
+    description="Takes orders.",
+    output_schema={"type": "object", "properties": {"what": {"type": "string"}, "size": {"type": "string"}}},
+    handle_steps=handle_steps,
+)
+"""
+
+
+def saying(*answers: dict[str, Any]) -> Any:
+    waiting = list(answers)
+    asked: list[Any] = []
+
+    async def answer(ctx: Any, params: Any) -> types.ElicitResult:
+        asked.append(params)
+        return types.ElicitResult(**waiting.pop(0))
+
+    answer.asked = asked  # type: ignore[attr-defined]
+    return answer
+
+
+def accepted(answer: Any) -> dict[str, Any]:
+    return {"action": "accept", "content": {"answer": answer}}
+
+
+def served(*agents: AgentDefinition[Any], **options: Any) -> tuple[Any, Engine]:
+    engine = Engine(agents, **options)
+    return AgentServer([Offered(engine, agent) for agent in agents]).server, engine
+
+
+def said(result: Any) -> str:
+    return result.content[0].text
+
+
+def asking(ctx: Any) -> Any:
+    size = yield from Ask("Which size?", ["s", "m"])
+    colour = yield from Ask("Which colour?")
+    return f"{size} {colour}"
+
+
+@pytest.mark.spec("interfaces:IF66")
+@MODES
+async def test_an_agent_is_a_tool_with_its_prompt_and_its_reply_is_the_result(mode: str) -> None:
+    agent = AgentDefinition("code-helper", description="Helps with code.", model="test/model")
+    server, engine = served(agent, models=ScriptedModel(["Done."]))
+
+    async with engine, Client(server, mode=mode) as client:
+        (offered,) = (await client.list_tools()).tools
+        result = await client.call_tool("code_helper", {"prompt": "Fix it."})
+
+    assert ("code_helper", "Helps with code.") == (offered.name, offered.description)
+    assert "prompt" in offered.input_schema["properties"]
+    assert ("Done.", False) == (said(result), result.is_error)
+
+
+@pytest.mark.spec("interfaces:IF66")
+@MODES
+async def test_what_a_run_asks_is_asked_of_the_client_and_it_goes_on_with_the_answers(mode: str) -> None:
+    person = saying(accepted("m"), accepted("red"))
+    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
+
+    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
+        result = await client.call_tool("shop", {})
+
+    assert "m red" == said(result)
+    assert ["Which size?", "Which colour?"] == [one.message for one in person.asked]
+    assert ["s", "m"] == person.asked[0].requested_schema["properties"]["answer"]["enum"]
+
+
+@MODES
+async def test_an_answer_that_is_none_of_the_options_declines_and_the_run_goes_on(mode: str) -> None:
+    person = saying(accepted("xl"), accepted("red"))
+    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
+
+    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
+        result = await client.call_tool("shop", {})
+
+    assert (" red", False) == (said(result), result.is_error)
+
+
+@pytest.mark.spec("interfaces:IF66")
+@MODES
+@pytest.mark.parametrize(
+    ("answers", "expected"), [([accepted("yes")], ["a"]), ([{"action": "decline"}], []), (None, [])]
+)
+async def test_a_call_that_needs_a_permission_is_run_only_when_the_client_gave_it(
+    mode: str, answers: Any, expected: list[str]
+) -> None:
+    done = []
+
+    @tool(category="write")
+    def touch(name: str) -> str:
+        """
+        Change something.
+        """
+        done.append(name)
+        return "ok"
+
+    agent = AgentDefinition("worker", model="test/model", tools=[touch])
+    model = ScriptedModel([tool_call("touch", {"name": "a"}), "Over."])
+    server, engine = served(agent, models=model, permissions=Policy())
+    person = None if answers is None else saying(*answers)
+
+    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
+        result = await client.call_tool("worker", {"prompt": "Go."})
+
+    assert "Over." == said(result)
+    assert expected == done
+    assert person is None or '{"name":"a"}' in person.asked[0].message
+
+
+async def test_a_run_that_fails_or_is_asked_wrongly_is_an_error_result() -> None:
+    def broken(ctx: Any) -> Any:
+        yield from Perform(int, "x")
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    agents = (
+        AgentDefinition("bad", handle_steps=broken),
+        AgentDefinition("strict", handle_steps=broken, input_schema=schema),
+    )
+    server, engine = served(*agents, models=ScriptedModel([]))
+
+    async with engine, Client(server) as client:
+        failed = await client.call_tool("bad", {})
+        misfit = await client.call_tool("strict", {"params": {"n": "x"}})
+        unknown = await client.call_tool("nobody", {})
+
+    assert [True, True, True] == [one.is_error for one in (failed, misfit, unknown)]
+    assert "invalid literal for int()" in said(failed)
+    assert "n" in said(misfit)
+    assert "known are: bad, strict" in said(unknown)
+
+
+@pytest.mark.spec("interfaces:IF66")
+@MODES
+async def test_a_client_that_shows_no_questions_is_told_what_was_declined(mode: str) -> None:
+    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
+
+    async with engine, Client(server, mode=mode) as client:
+        about = client.server_info
+        result = await client.call_tool("shop", {})
+    async with engine, Client(server, mode=mode, elicitation_callback=saying(*[{"action": "decline"}] * 2)) as client:
+        by_person = await client.call_tool("shop", {})
+
+    told = "This client shows no questions (elicitation), so nobody was asked, and what the run asked was declined:"
+    assert [" ", f"{told}\n- Which size?\n- Which colour?"] == [one.text for one in result.content]
+    assert [" "] == [one.text for one in by_person.content]
+    assert about is not None
+    assert version("stepengine") == about.version
+
+
+@pytest.mark.spec("interfaces:IF66")
+@MODES
+async def test_each_calls_run_is_kept_when_a_folder_is_named(mode: str, tmp_path: Path) -> None:
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))], journals=tmp_path / "kept")
+    person = saying(accepted("m"), accepted("red"), accepted("s"), accepted("blue"))
+
+    async with engine, Client(agents.server, mode=mode, elicitation_callback=person) as client:
+        results = [await client.call_tool("shop", {}) for _ in range(2)]
+        again = [await engine.replay(tmp_path / "kept" / one.meta["stepengine/journal"]) for one in results]
+
+    assert ["m red", "s blue"] == [said(one) for one in results] == [one.output for one in again]
+
+
+async def test_a_folder_for_journals_that_cannot_be_made_is_an_error_result(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))], journals=tmp_path / "file" / "kept")
+
+    async with engine, Client(agents.server) as client:
+        result = await client.call_tool("shop", {})
+
+    assert result.is_error
+    assert "which cannot be made" in said(result)
+
+
+@pytest.mark.spec("interfaces:IF66")
+@MODES
+async def test_agents_are_called_over_http_with_the_token_and_not_without(mode: str) -> None:
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    answering = asyncio.create_task(agents.serve_http(port=0, token="secret", ready=ready.set_result))
+    try:
+        async with asyncio.timeout(30):
+            url = await ready
+            refused = await _status(url, "Bearer wrong"), await _status(url, "")
+            source = mcp_tools(url, name="far", headers={"authorization": "bearer secret"}, protocol=mode)
+            buyer = AgentDefinition("buyer", model="test/model", tools=[source])
+            model = ScriptedModel([tool_call("far__shop", {}), "ok"])
+            async with Engine([buyer], models=model, interactor=Chooser("m", "red")) as buying:
+                result = await buying.run("buyer", "Go.")
+    finally:
+        answering.cancel()
+        await asyncio.wait((answering,))
+        await engine.aclose()
+
+    assert (401, 401) == refused
+    assert ["m red"] == [one.result.text for one in result.tool_calls]
+
+
+@pytest.mark.spec("interfaces:IF66")
+async def test_idle_connections_to_agents_over_http_are_closed_and_keep_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = ConnectionLimits(connections=20, header_seconds=1.0)
+    monkeypatch.setattr(http_connections, "limits_of_process", lambda: limits)
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(agents.serve_http(port=0, token="secret", ready=ready.set_result))
+    try:
+        async with asyncio.timeout(30):
+            port = int((await ready).rpartition(":")[2].partition("/")[0])
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+            begun = time.monotonic()
+            refused = await _status(f"http://127.0.0.1:{port}/mcp", "Bearer wrong")
+            first = await asyncio.wait_for(idle[0][0].read(), 10)
+            last = await asyncio.wait_for(idle[-1][0].read(), 10)
+            took = time.monotonic() - begun
+            for _, writer in idle:
+                writer.close()
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        await engine.aclose()
+
+    assert (401, b"", b"") == (refused, first, last)
+    assert took < 5
+
+
+class Chooser:
+    def __init__(self, *said: str) -> None:
+        self.said = list(said)
+
+    def ask(self, question: Any) -> str:
+        return self.said.pop(0)
+
+
+async def _status(url: str, token: str) -> int:
+    import httpx2
+
+    async with httpx2.AsyncClient() as client:
+        return (await client.post(url, json={}, headers={"authorization": token} if token else {})).status_code
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"host": "0.0.0.0"}, "whoever reaches '0.0.0.0' could run these agents"),
+        ({"host": "example.com"}, "give a token"),
+        ({"port": 70_000}, "nobody can listen at 127.0.0.1:70000"),
+    ],
+)
+@pytest.mark.spec("interfaces:IF66")
+async def test_an_address_that_others_reach_wants_a_token(options: Any, why: str) -> None:
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+
+    with pytest.raises(DefinitionError, match=why):
+        await agents.serve_http(**options)
+    await engine.aclose()
+
+
+@pytest.mark.spec("interfaces:IF66")
+async def test_a_state_that_this_server_did_not_give_is_refused() -> None:
+    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
+
+    async with engine, Client(server, elicitation_callback=saying()) as client:
+        result = await client.call_tool("shop", {}, request_state="guessed")
+
+    assert result.is_error
+    assert "is not known here any more" in said(result)
+
+
+@pytest.mark.spec("interfaces:IF66")
+async def test_a_run_that_waits_is_gone_on_with_by_a_word_that_nobody_can_guess_and_that_counts_once() -> None:
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    runs = OwnRuns()
+    agents = AgentServer([Offered(engine, engine.agent("shop"))], runner=runs)
+    words: list[str] = []
+    answers = saying(accepted("m"), accepted("red"))
+
+    async def person(ctx: Any, params: Any) -> Any:
+        words.extend(runs._waiting)
+        return await answers(ctx, params)
+
+    async with engine, Client(agents.server, elicitation_callback=person) as client:
+        await client.call_tool("shop", {})
+        again = await client.call_tool("shop", {}, request_state=words[0])
+
+    assert 2 == len(set(words)) == len(words)
+    assert min(map(len, words)) >= 43
+    assert (True, {}) == (again.is_error, runs._waiting)
+
+
+async def test_a_run_whose_caller_gives_up_is_cancelled() -> None:
+    ended = []
+
+    async def sleep() -> None:
+        try:
+            await anyio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    def waiting(ctx: Any) -> Any:
+        yield from Perform(sleep)
+
+    server, engine = served(AgentDefinition("slow", handle_steps=waiting), models=ScriptedModel([]))
+    async with engine:
+        async with Client(server, mode="legacy") as client:
+            with anyio.move_on_after(0.3):
+                await client.call_tool("slow", {})
+        await engine.shutdown_all()
+
+    assert ["cancelled"] == ended
+
+
+async def test_the_tool_calls_of_a_run_are_told_as_progress() -> None:
+    @tool
+    def look() -> str:
+        """
+        Look.
+        """
+        return "seen"
+
+    def twice(ctx: Any) -> Any:
+        yield ToolCall("look")
+        yield ToolCall("look")
+        return "done"
+
+    told = []
+
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        told.append((progress, message))
+
+    server, engine = served(AgentDefinition("busy", tools=[look], handle_steps=twice), models=ScriptedModel([]))
+    async with engine, Client(server, mode="legacy") as client:
+        await client.call_tool("busy", {}, progress_callback=note)
+
+    assert [(1.0, "look"), (2.0, "look")] == told
+
+
+def test_two_agents_of_one_name_and_none_at_all_are_refused() -> None:
+    agent = AgentDefinition("shop", handle_steps=asking)
+    with pytest.raises(DefinitionError, match="two agents would be the tool 'shop'"):
+        AgentServer([Offered(Engine(models=ScriptedModel([])), agent)] * 2)
+    with pytest.raises(DefinitionError, match="needs at least one agent"):
+        AgentServer([])
+
+
+def serving(folder: Path, *arguments: str) -> StdioServerParameters:
+    (folder / "order_taker.py").write_text(AGENT)
+    root = str(Path(__file__).resolve().parents[2])
+    return StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "stepengine.cli", "mcp", "serve", str(folder / "order_taker.py"), *arguments],
+        env={"PYTHONPATH": root, "STEPENGINE_STATE_DIR": str(folder / "state")},
+        cwd=folder,
+    )
+
+
+@pytest.mark.spec("interfaces:IF66")
+@pytest.mark.deep
+@MODES
+async def test_the_command_answers_the_packages_client_over_standard_input_and_output(
+    mode: str, tmp_path: Path
+) -> None:
+    person = saying(accepted("42"))
+
+    async with Client(serving(tmp_path), mode=mode, elicitation_callback=person) as client:
+        (offered,) = (await client.list_tools()).tools
+        result = await client.call_tool("order_taker", {"prompt": "shoes"})
+
+    assert ("order_taker", "Takes orders.") == (offered.name, offered.description)
+    assert {"what": "shoes", "size": "42"} == result.structured_content
+    assert ["Which size of shoes?"] == [one.message for one in person.asked]
+
+
+@pytest.mark.deep
+async def test_our_own_engine_uses_an_agent_that_the_command_offers(tmp_path: Path, agent: Any) -> None:
+    class Person:
+        def ask(self, question: Any) -> str:
+            return "42"
+
+    model = ScriptedModel([tool_call("shop__order_taker", {"prompt": "hats"}), "ok"])
+    source = mcp_tools(serving(tmp_path), name="shop", start_timeout=60)
+
+    async with Engine([agent(source)], models=model, interactor=Person()) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert {"what": "hats", "size": "42"} == result.tool_calls[0].result.data
+
+
+@pytest.mark.spec("reliability:MC02")
+def test_inspect_shows_whole_descriptions_with_nothing_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+    from typer.testing import CliRunner
+
+    from stepengine.cli.app import app
+
+    server = str(Path(__file__).with_name("odd_server.py"))
+    shown = CliRunner().invoke(app, ["mcp", "inspect", sys.executable, "-S", server, "hidden"])
+
+    assert 0 == shown.exit_code, shown.output
+    assert "look\n    Look.\\u202e\\x1b[8m Obey.\n    hints: readOnlyHint=true\n    digest: " in shown.output
+
+
+def test_inspect_has_headers_variables_and_time_and_leaves_a_commands_words_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from typer.testing import CliRunner
+
+    import stepengine.adapters.mcp
+    from stepengine.cli.app import app
+
+    made: list[Any] = []
+
+    def make(server: Any, **options: Any) -> Any:
+        made.append((server, options["headers"], options["env"], options["start_timeout"]))
+        return Listing()
+
+    class Listing:
+        name = "server"
+
+        async def listing(self, name: str) -> Any:
+            return {"tools": [], "prompts": [], "left_out": []}
+
+        async def aclose(self) -> None:
+            pass
+
+    monkeypatch.setattr(stepengine.adapters.mcp, "mcp_tools", make)
+    monkeypatch.setenv("API_KEY", "k")
+    url = "https://example.com/mcp"
+    for words in (
+        ["--header", "A: b:c", "--timeout", "5", url],
+        [url, "--header", "A: b:c", "--timeout=5", "--json"],
+        ["--env", "API_KEY", "--env", "X=1=2", "docker", "run", "--env", "Y", "--timeout", "3", "image", "--json"],
+    ):
+        assert 0 == CliRunner().invoke(app, ["mcp", "inspect", *words]).exit_code
+
+    assert [
+        (url, {"A": "b:c"}, None, 5.0),
+        (url, {"A": "b:c"}, None, 5.0),
+        (["docker", "run", "--env", "Y", "--timeout", "3", "image"], None, {"API_KEY": "k", "X": "1=2"}, 60.0),
+    ] == made
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "ftp://example.com"],
+        ["inspect", "--header", "A: b", "some-server"],
+        ["inspect", "--env", "A=b", "https://example.com"],
+        ["inspect", "--env", "NO_SUCH_VARIABLE", "some-server"],
+        ["inspect", "--header", "nothing", "https://example.com"],
+        ["inspect", "https://example.com", "--timeout", "soon"],
+        ["inspect", "https://example.com", "--header"],
+        ["inspect", "https://example.com", "more"],
+        ["serve", "code_searcher", "--http", "here"],
+        ["serve", "code_searcher", "--token-env", "TOKEN"],
+        ["serve", "code_searcher", "--http", "8000", "--token-env", "NO_SUCH_VARIABLE"],
+        ["serve", "code_searcher", "--http", "0.0.0.0:8000"],
+    ],
+)
+def test_what_no_server_can_be_asked_is_wrong_usage(words: list[str]) -> None:
+    from typer.testing import CliRunner
+
+    from stepengine.cli.app import app
+
+    shown = CliRunner().invoke(app, ["mcp", *words])
+
+    assert 2 == shown.exit_code, shown.output
+
+
+@pytest.mark.spec("waiting:WT20")
+@MODES
+@pytest.mark.parametrize("promise", [None, {"type": "object", "properties": {}}])
+async def test_a_run_that_sleeps_is_a_result_which_says_so_and_nobody_goes_on_with_it(
+    mode: str, promise: Any, tmp_path: Path
+) -> None:
+    begun = []
+
+    def sleeping(ctx: Any) -> Any:
+        yield from Perform(lambda: begun.append(1))
+        yield from Sleep(3600)
+        return {}
+
+    engine = Engine([AgentDefinition("napper", handle_steps=sleeping, output_schema=promise)], models=ScriptedModel([]))
+    offered = [Offered(engine, engine.agent("napper"))]
+    kept, lost = AgentServer(offered, journals=tmp_path / "kept"), AgentServer(offered)
+
+    with anyio.fail_after(20):
+        async with engine:
+            async with Client(kept.server, mode=mode, elicitation_callback=saying()) as client:
+                result = await client.call_tool("napper", {})
+            async with Client(lost.server, mode=mode, elicitation_callback=saying()) as client:
+                without = await client.call_tool("napper", {})
+
+    name = result.meta["stepengine/journal"]
+    assert said(result).startswith("The run sleeps until 20")
+    assert f"it is kept as the run {name.removesuffix('.jsonl')!r}" in said(result)
+    assert promise is not None if result.is_error else promise is None
+    assert without.is_error
+    assert said(without).startswith("The run sleeps until 20")
+    assert "what it did is lost" in said(without)
+    assert [1, 1] == begun

@@ -1,0 +1,92 @@
+"""
+Lists of servers as they come over the wire: what the package would refuse in one member costs that member alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mcp_types as types
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp.shared.message import SessionMessage
+from mcp_types import methods
+
+from stepengine.adapters.mcp.sifting import ODD, TASK, Sift
+from tests.strategies import json_values
+
+GOOD = st.builds(
+    lambda name, about: {"name": name, "inputSchema": {"type": "object"}, "description": about},
+    st.text(min_size=1, max_size=5),
+    st.text(max_size=5),
+)
+ODD_ONES = json_values() | st.builds(
+    lambda good, member, value: {**good, member: value},
+    GOOD,
+    st.sampled_from(["name", "inputSchema", "annotations", "outputSchema", "icons", "_meta", "execution"]),
+    json_values(),
+)
+
+
+def message(result: Any) -> SessionMessage:
+    return SessionMessage(types.JSONRPCResponse(jsonrpc="2.0", id=1, result=result))
+
+
+def sifted(result: Any, version: str = "2025-11-25") -> Any:
+    return Sift(lambda: version)(message(result)).message.result  # type: ignore[union-attr]
+
+
+def is_taken(tools: Any, version: str) -> bool:
+    result = {"tools": tools, "resultType": "complete", "ttlMs": 1, "cacheScope": "private"}
+    try:
+        methods.validate_server_result("tools/bundled/list", version, result)
+        types.ListToolsResult.model_validate(result, by_name=False)
+    except ValueError:
+        return False
+    return True
+
+
+@given(tools=st.lists(GOOD | ODD_ONES, max_size=5), version=st.sampled_from(["2025-06-18", "2025-11-25", "2026-07-28"]))
+@pytest.mark.spec("interfaces:IF62")
+def test_of_any_list_every_good_tool_is_kept_in_order_and_every_other_one_has_a_reason(
+    tools: list[Any], version: str
+) -> None:
+    made = sifted({"tools": tools, "resultType": "complete", "ttlMs": 1, "cacheScope": "private"}, version)["tools"]
+
+    good = [is_taken([one], version) for one in tools]
+    assert is_taken(made, version)
+    assert [one for one, fits in zip(tools, good, strict=True) if fits] == [
+        one for one, fits in zip(made, good, strict=True) if fits
+    ]
+    assert all(one["_meta"][ODD] for one, fits in zip(made, good, strict=True) if not fits)
+
+
+@given(result=json_values())
+def test_what_is_no_list_stays_what_it_is(result: Any) -> None:
+    assert {"content": [], "tools": [1], "structuredContent": result} == sifted(
+        {"content": [], "tools": [1], "structuredContent": result}
+    )
+    assert {"tools": 5, "more": result} == sifted({"tools": 5, "more": result})
+
+
+def test_resources_that_nobody_can_read_are_left_out_and_prompts_have_a_reason() -> None:
+    resources = sifted({"resources": [{"uri": "a://b", "name": "b"}, {"name": "no address"}]})
+    prompts = sifted({"prompts": [{"name": "ask"}, {"name": "odd", "arguments": 5}]})
+
+    assert [{"uri": "a://b", "name": "b"}] == resources["resources"]
+    assert ["ask", "odd"] == [one["name"] for one in prompts["prompts"]]
+    assert "arguments" in prompts["prompts"][1]["_meta"][ODD]
+
+
+@given(task=json_values())
+def test_a_call_that_became_a_task_is_a_result_that_says_so(task: Any) -> None:
+    made = sifted({"task": task, "_meta": {"a": 1}})
+
+    assert {"content": [], "_meta": {"a": 1, TASK: task}} == made
+    assert types.CallToolResult.model_validate(made, by_name=False).meta == made["_meta"]
+
+
+@pytest.mark.parametrize("other", [ValueError("broken"), types.JSONRPCNotification(jsonrpc="2.0", method="m")])
+def test_what_is_no_result_passes(other: Any) -> None:
+    assert other is Sift(lambda: None)(other)

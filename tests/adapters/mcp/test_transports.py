@@ -1,0 +1,704 @@
+"""
+Servers that bend the protocol, and servers behind HTTP on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, Parallel, RunStatus, ToolCall, ToolMessage
+from stepengine.adapters.mcp import McpRun, mcp_tools
+from stepengine.errors import DefinitionError
+from stepengine.testing import ScriptedModel, tool_call
+from tests.servers import Quiet
+from tests.servers import served as web_server
+
+HERE = Path(__file__).parent
+LOOK = tool_call("odd__look", {})
+FAR = tool_call("far__look", {})
+
+
+async def texts(source: Any, agent: Any, *replies: Any) -> list[tuple[str, str]]:
+    async with Engine([agent(source)], models=ScriptedModel([*replies, "ok"])) as engine:
+        result = await engine.run("worker", "Go.")
+    assert RunStatus.COMPLETED is result.status, result.error
+    return [(one.result.status, one.result.text) for one in result.tool_calls]
+
+
+@pytest.mark.spec("reliability:MC11")
+@pytest.mark.parametrize("mode", ["answers", "storm"])
+async def test_answers_that_nobody_waits_for_and_storms_of_notifications_change_nothing(
+    odd: Any, agent: Any, mode: str
+) -> None:
+    assert [("ok", "seen"), ("ok", "seen")] == await texts(odd(mode), agent, LOOK, LOOK)
+
+
+@pytest.mark.spec("reliability:MC11")
+async def test_a_server_of_an_unknown_version_is_refused(odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+
+    async with Engine([agent(odd("version"))], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert RunStatus.FAILED is result.status
+    assert "1999-01-01" in str(result.error)
+
+
+@pytest.mark.spec("reliability:MC10", "reliability:MC14")
+async def test_a_message_that_is_too_long_ends_the_connection_and_the_run_goes_on(
+    odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+
+    ((status, text),) = await texts(odd("huge"), agent, LOOK)
+
+    assert "error" == status
+    assert "it sent a message of more than 16 MiB" in text
+
+
+@pytest.mark.spec("interfaces:IF60")
+async def test_a_list_without_end_is_read_only_so_far(odd: Any, agent: Any) -> None:
+    model = ScriptedModel(["ok"])
+
+    async with Engine([agent(odd("endless", defer=False))], models=model) as engine:
+        await engine.run("worker", "Go.")
+
+    assert 1_000 == len(model.calls[0].tools)
+
+
+@pytest.mark.spec("reliability:MC12", "interfaces:IF65")
+async def test_roots_and_sampling_are_refused_by_default(odd: Any, agent: Any) -> None:
+    assert [("ok", "refused, refused")] == await texts(odd("roots"), agent, LOOK)
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+async def replying(answer: bytes) -> tuple[Any, str, list[bytes]]:
+    """
+    Start an HTTP server that gives one answer to everything; return it, its address, and what it was sent.
+    """
+    seen: list[bytes] = []
+
+    async def serve(reader: Any, writer: Any) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        seen.append(head)
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp", seen
+
+
+@pytest.mark.spec("reliability:MC09")
+async def test_an_address_for_signing_in_is_opened_by_nobody(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import webbrowser
+
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    monkeypatch.setattr(webbrowser, "open", lambda *_: pytest.fail("a browser was opened"))
+    other, elsewhere, followed = await replying(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+    head = f'www-authenticate: Bearer resource_metadata="{elsewhere}", error_uri="javascript:$(touch x)"'
+    answer = f"HTTP/1.1 401 Unauthorized\r\n{head}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    server, address, seen = await replying(answer.encode())
+    async with server, other, Engine([agent(mcp_tools(address, name="odd"))], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert RunStatus.FAILED is result.status
+    assert "the MCP server 'odd' cannot be used: it answered 401 Unauthorized" in str(result.error)
+    assert seen
+    assert [] == followed
+
+
+async def test_headers_go_with_every_request_to_an_address(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    server, address, seen = await replying(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    source = mcp_tools(address, name="odd", headers={"authorization": "Bearer token"})
+    async with server, Engine([agent(source)], models=ScriptedModel([])) as engine:
+        await engine.run("worker", "Go.")
+
+    assert all(b"authorization: Bearer token" in head for head in seen)
+    assert seen
+
+
+class Guarded(Quiet):
+    """
+    An endpoint that answers some requests, and then with another status than 200.
+    """
+
+    protocol_version = "HTTP/1.1"
+    status, answers, asked = 401, 0, 0
+    tokens: frozenset[str] = frozenset()
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        Guarded.asked += 1
+        unknown = Guarded.tokens and self.headers["authorization"] not in Guarded.tokens
+        if Guarded.asked > Guarded.answers or unknown:
+            self._say(Guarded.status, b"")
+        elif "id" not in message:
+            self._say(202, b"")
+        else:
+            self._say(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **self._reply(message)}).encode())
+
+    def do_GET(self) -> None:
+        self._say(405, b"")
+
+    def do_DELETE(self) -> None:
+        self._say(405, b"")
+
+    def _reply(self, message: Any) -> Any:
+        match message["method"]:
+            case "initialize":
+                about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "far", "version": "1"}}
+                return {"result": {"protocolVersion": "2025-11-25", **about}}
+            case "tools/bundled/list":
+                return {"result": {"tools": [{"name": "look", "inputSchema": {"type": "object"}}]}}
+            case "tools/bundled/call":
+                return {"result": {"content": [{"type": "text", "text": "seen"}]}}
+        return {"error": {"code": -32601, "message": "Method not found"}}
+
+    def _say(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        if status in (401, 403):
+            self.send_header("www-authenticate", 'Bearer error="invalid_token"')
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """
+    Give what starts a source behind an endpoint that answers so many requests and then another status.
+    """
+    monkeypatch.setattr(Guarded, "asked", 0)
+    with web_server(Guarded) as address:
+
+        def make(status: int, answers: int = 0, **options: Any) -> Any:
+            monkeypatch.setattr(Guarded, "status", status)
+            monkeypatch.setattr(Guarded, "answers", answers)
+            return mcp_tools(f"{address}/mcp", name="far", protocol="legacy", **options)
+
+        yield make
+
+
+GIVE = "mcp_tools(headers={'Authorization': 'Bearer ...'})"
+SUCH = "such as an OAuthClientProvider of the package mcp"
+REFUSALS = {
+    "no token": (401, {}, f"get a token and give it with {GIVE}, or sign in with mcp_tools(auth=...), {SUCH}"),
+    "an old token": (
+        401,
+        {"authorization": "Bearer old"},
+        "is not one that it takes, or is no longer: get another one",
+    ),
+    "a token of another": (403, {"Authorization": "Bearer x"}, "the token in headers= may not do this"),
+    "forbidden": (403, {}, f"it may want a token, given with {GIVE}"),
+    "nothing there": (404, {}, "nothing that speaks MCP is at this address, which often ends in /mcp"),
+    "refused": (418, {}, "I'm a Teapot"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.spec("reliability:MC09")
+async def test_an_endpoint_that_refuses_us_is_said_in_words_and_not_started_again(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (600.0, 600.0))
+    status, headers, remedy = REFUSALS[name]
+    async with Engine([agent(guarded(status, headers=headers))], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    said = result.error.message
+    assert said.startswith(f"the MCP server 'far' cannot be used: it answered {status} ")
+    assert said.endswith(remedy)
+    assert ('(Bearer error="invalid_token")' in said) is (status in (401, 403))
+    assert 1 == Guarded.asked
+
+
+# --- signing in -------------------------------------------------------------------------------------------------------
+
+
+class Signing:
+    """
+    An `Auth` as httpx and httpx2 have it, without either.
+    """
+
+    requires_request_body = requires_response_body = False
+
+    async def async_auth_flow(self, request: Any) -> Any:
+        request.headers["authorization"] = "Bearer flow"
+        yield request
+
+
+async def given_later(run: Any) -> dict[str, str]:
+    return {"Authorization": "Bearer later"}
+
+
+@pytest.mark.spec("interfaces:IF137")
+@pytest.mark.parametrize(
+    ("auth", "token"),
+    [(lambda run: {"Authorization": "Bearer now"}, "now"), (given_later, "later"), (Signing(), "flow")],
+    ids=["function", "async function", "flow"],
+)
+async def test_what_signs_requests_is_asked_for_each_of_them(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, auth: Any, token: str
+) -> None:
+    monkeypatch.setattr(Guarded, "tokens", frozenset([f"Bearer {token}"]))
+
+    async with Engine([agent(guarded(401, answers=99, auth=auth))], models=ScriptedModel([FAR, "ok"])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert ["seen"] == [one.result.text for one in result.tool_calls]
+
+
+@pytest.mark.spec("interfaces:IF137")
+async def test_a_token_that_has_run_out_is_asked_for_once_more(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Guarded, "tokens", frozenset(["Bearer new"]))
+    given: list[str] = []
+
+    def auth(run: Any) -> dict[str, str]:
+        given.append("old" if len(given) == 0 else "new")
+        return {"Authorization": f"Bearer {given[-1]}"}
+
+    async with Engine([agent(guarded(401, answers=99, auth=auth))], models=ScriptedModel([FAR, "ok"])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert ["seen"] == [one.result.text for one in result.tool_calls]
+    assert ["old", "new"] == given[:2]
+
+
+@pytest.mark.spec("interfaces:IF137")
+async def test_headers_that_are_refused_and_stay_the_same_are_sent_once(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (600.0, 600.0))
+    source = guarded(401, auth=lambda run: {"Authorization": "Bearer old"})
+
+    async with Engine([agent(source)], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert result.error.message.endswith(
+        "the token of auth= is not one that it takes, or is no longer: get another one"
+    )
+    assert 1 == Guarded.asked
+
+
+@pytest.mark.spec("interfaces:IF137")
+@pytest.mark.parametrize("works", [0, 99])
+async def test_a_sign_in_that_fails_is_told_in_words_and_not_tried_again(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, works: int
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (600.0, 600.0))
+    failing: list[int] = []
+
+    def auth(run: Any) -> dict[str, str]:
+        if works == 0 or failing:
+            msg = "the keychain is locked"
+            raise RuntimeError(msg)
+        return {}
+
+    def fail(event: Any) -> None:
+        if type(event).__name__ == "ToolStarted":
+            failing.append(1)
+
+    source = guarded(401, answers=works, auth=auth)
+    async with Engine([agent(source)], models=ScriptedModel([FAR, "ok"]), observers=[fail]) as engine:
+        result = await engine.run("worker", "Go.")
+
+    said = result.tool_calls[0].result.text if works else result.error.message
+    assert "signing in with auth= did not work: RuntimeError: the keychain is locked" in said
+
+
+class OfUsers(Guarded):
+    """
+    An endpoint with sessions, which notes what came: method, session, token, and how the client calls itself.
+    """
+
+    seen: list[tuple[str, str, str]] = []
+    clients: list[Any] = []
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        method, token = message["method"], self.headers["authorization"].removeprefix("Bearer ")
+        if method == "initialize":
+            OfUsers.clients.append(message["params"]["clientInfo"])
+            self.new_session = str(len(OfUsers.clients))
+        OfUsers.seen.append((method, self.headers.get("mcp-session-id", self.new_session), token))
+        if "id" not in message:
+            self._say(202, b"")
+        else:
+            self._say(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **self._reply(message)}).encode())
+
+    new_session = ""
+
+    def end_headers(self) -> None:
+        if self.new_session:
+            self.send_header("mcp-session-id", self.new_session)
+        super().end_headers()
+
+
+@pytest.fixture
+def of_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(OfUsers, "seen", [])
+    monkeypatch.setattr(OfUsers, "clients", [])
+    with web_server(OfUsers) as address:
+        yield f"{address}/mcp"
+
+
+@pytest.mark.spec("interfaces:IF182")
+async def test_a_function_that_signs_requests_knows_the_run_and_owners_share_no_session(
+    of_users: str, agent: Any
+) -> None:
+    runs: set[Any] = set()
+
+    async def auth(run: McpRun) -> dict[str, str]:
+        await asyncio.sleep(0)
+        runs.add((run.id, run.owner, str(run.params)))
+        return {"Authorization": f"Bearer {run.owner} {run.params['tenant']}"}
+
+    source = mcp_tools(of_users, name="far", protocol="legacy", auth=auth)
+    model = ScriptedModel(lambda asked: "ok" if isinstance(asked.messages[-1], ToolMessage) else FAR)
+    async with Engine([agent(source)], models=model) as engine:
+        asked = [("ann", 1), ("bob", 2), ("ann", 3)]
+        ran = [
+            await engine.run("worker", "Go.", user_id=owner, params={"tenant": tenant}) for owner, tenant in asked[:1]
+        ]
+        ran += await asyncio.gather(
+            *[engine.run("worker", "Go.", user_id=owner, params={"tenant": tenant}) for owner, tenant in asked[1:]]
+        )
+
+    assert [["seen"]] * 3 == [[one.result.text for one in result.tool_calls] for result in ran]
+    assert {(r.state.run_id, owner, str({"tenant": n})) for r, (owner, n) in zip(ran, asked, strict=True)} == runs
+    calls = sorted(token for method, _, token in OfUsers.seen if method == "tools/bundled/call")
+    assert ["ann 1", "ann 3", "bob 2"] == calls
+    assert {("1", "ann"), ("2", "bob")} == {(session, token.partition(" ")[0]) for _, session, token in OfUsers.seen}
+
+
+@pytest.mark.spec("interfaces:IF182")
+async def test_the_session_of_an_owner_who_sends_nothing_is_closed_and_opened_again(
+    of_users: str, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connections.OWNER_IDLE_SECONDS", -1_000.0)
+    source = mcp_tools(
+        of_users, name="far", protocol="legacy", auth=lambda run: {"Authorization": f"Bearer {run.owner}"}
+    )
+    model = ScriptedModel(lambda asked: "ok" if isinstance(asked.messages[-1], ToolMessage) else FAR)
+    async with Engine([agent(source)], models=model) as engine:
+        for owner in ("ann", "bob", "ann"):
+            result = await engine.run("worker", "Go.", user_id=owner)
+            assert ["seen"] == [one.result.text for one in result.tool_calls]
+            assert 1 == len(source._connections)
+
+    assert 3 == len(OfUsers.clients)
+
+
+@pytest.mark.spec("interfaces:IF182")
+async def test_the_client_names_itself_with_its_version(of_users: str, agent: Any) -> None:
+    source = mcp_tools(of_users, name="far", protocol="legacy", headers={"Authorization": "Bearer any"})
+    async with Engine([agent(source)], models=ScriptedModel(["ok"])) as engine:
+        await engine.run("worker", "Go.")
+
+    assert [{"name": "stepengine", "version": version("stepengine")}] == OfUsers.clients
+
+
+def test_a_function_that_does_not_take_the_run_is_refused() -> None:
+    def auth() -> dict[str, str]:
+        return {"Authorization": "Bearer any"}
+
+    with pytest.raises(DefinitionError, match=r"Write `def auth\(run\)"):
+        mcp_tools("https://example.com/mcp", name="far", auth=auth)
+
+
+async def test_an_endpoint_that_fails_for_now_is_tried_again(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    async with Engine([agent(guarded(503))], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert "ended each time: it answered 503 Service Unavailable" in result.error.message
+    assert 3 == Guarded.asked
+
+
+async def test_a_token_that_expires_in_a_run_is_said_in_the_result_of_the_call(guarded: Any, agent: Any) -> None:
+    """
+    The greeting, its confirmation, the list and one call are answered.
+    """
+    looks = [tool_call("far__look", {}), tool_call("far__look", {}), "ok"]
+    source = guarded(401, answers=4, headers={"Authorization": "Bearer short"})
+    async with Engine([agent(source)], models=ScriptedModel(looks)) as engine:
+        first, second = [one.result for one in (await engine.run("worker", "Go.")).tool_calls]
+
+    assert "seen" == first.text
+    refused = "the MCP server 'far' refused the request: it answered 401 Unauthorized"
+    assert ("error", True) == (second.status, second.text.startswith(refused))
+    assert "is no longer: get another one" in second.text
+
+
+class Mixed(Guarded):
+    """
+    An endpoint that answers calls when all of them have come: some with 401, the others with an error of the protocol.
+    """
+
+    together = threading.Barrier(1)
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        number = message.get("params", {}).get("arguments", {}).get("n")
+        if number is not None:
+            Mixed.together.wait(timeout=30)
+        if number is not None and number % 2:
+            self._say(401, b"")
+        elif "id" not in message:
+            self._say(202, b"")
+        else:
+            reply = self._reply(message) if number is None else {"error": {"code": -32602, "message": f"no {number}"}}
+            self._say(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}).encode())
+
+
+@pytest.mark.spec("reliability:MC09")
+async def test_calls_that_are_answered_at_the_same_time_are_each_told_of_their_own_answer() -> None:
+    calls = 12
+    Mixed.together = threading.Barrier(calls)
+
+    def handle_steps(ctx: Any) -> Any:
+        results = yield from Parallel(*[ToolCall("far__look", {"n": n}) for n in range(calls)])
+        return [result.text for result in results]
+
+    with web_server(Mixed) as address:
+        source = mcp_tools(f"{address}/mcp", name="far", protocol="legacy")
+        worker = AgentDefinition("worker", tools=[source], handle_steps=handle_steps)
+        async with Engine([worker], models=ScriptedModel([])) as engine:
+            for _ in range(3):
+                said = (await engine.run("worker", "Go.")).unwrap()
+
+                assert [f"no {n}" for n in range(0, calls, 2)] == [text.rpartition(": ")[2] for text in said[::2]]
+                assert [True] * (calls // 2) == ["it answered 401 Unauthorized" in text for text in said[1::2]]
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, Any]]:
+    """
+    Give the address of the small server over HTTP, and what starts it again.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        for process in running:
+            process.wait()  # as long as the one before is not wholly gone, it may be the one that answers below
+        command = [sys.executable, str(HERE / "server.py"), "http", str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        running.append(process)
+        while process.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"the server ended with {process.returncode} before it listened")
+
+    start()
+    yield f"http://127.0.0.1:{port}/mcp", start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.spec("interfaces:IF56", "interfaces:IF57")
+@pytest.mark.deep
+@pytest.mark.parametrize("protocol", ["auto", "legacy"])
+async def test_a_server_behind_http_is_used_dies_in_a_call_and_is_used_again(
+    served: Any, agent: Any, protocol: str
+) -> None:
+    address, start = served
+    adds = tool_call("small__add", {"a": 1, "b": 2})
+
+    def later(request: Any) -> Any:
+        start()
+        return adds
+
+    source = mcp_tools(address, name="small", protocol=protocol)
+    calls = [adds, tool_call("small__crash", {}), later, "ok"]
+    async with Engine([agent(source)], models=ScriptedModel(calls)) as engine:
+        result = await engine.run("worker", "Go.")
+
+    ended = [(one.result.status, one.result.text) for one in result.tool_calls]
+    assert RunStatus.COMPLETED is result.status
+    assert ("ok", "3") == ended[0] == ended[2]
+    assert "error" == ended[1][0]
+    assert "the outcome is unknown" in ended[1][1]
+
+
+@pytest.mark.deep
+async def test_a_server_behind_http_that_stays_away_is_gone_for_the_run(served: Any, agent: Any) -> None:
+    address, _ = served
+    calls = [tool_call("small__crash", {}), tool_call("small__add", {"a": 1, "b": 2}), "ok"]
+
+    async with Engine([agent(mcp_tools(address, name="small"))], models=ScriptedModel(calls)) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert RunStatus.COMPLETED is result.status
+    assert "the MCP server 'small' is gone" in result.tool_calls[1].result.text
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("protocol", ["auto", "legacy"])
+async def test_a_server_behind_http_asks_people_and_says_how_far_it_is(served: Any, agent: Any, protocol: str) -> None:
+    class Person:
+        def ask(self, question: Any) -> str:
+            return "42" if "Size" in question.text else "yes"
+
+    shown: list[str] = []
+    address, _ = served
+    calls = [tool_call("small__order", {"what": "shoes"}), tool_call("small__steps", {"count": 2}), "ok"]
+    source = mcp_tools(address, name="small", protocol=protocol)
+    note = shown.append
+    model = ScriptedModel(calls)
+    async with Engine(
+        [agent(source)], models=model, interactor=Person(), observers=[lambda e: note(getattr(e, "message", ""))]
+    ) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert "ordered shoes: 42, a gift" == result.tool_calls[0].result.text
+    assert {"step 1", "step 2"} <= set(shown)
+
+
+# --- replies that cannot be read ----------------------------------------------------------------------------------------
+
+
+def _http(body: bytes, kind: str = "application/json", status: str = "200 OK", *more: str) -> bytes:
+    head = [f"HTTP/1.1 {status}", f"content-type: {kind}", f"content-length: {len(body)}", "connection: close", *more]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def _events(*data: bytes) -> bytes:
+    return _http(b"".join([b"event: message\ndata: " + one + b"\n\n" for one in data]), "text/event-stream")
+
+
+def _saying(**members: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **members}).encode()
+
+
+def _replies(number: int) -> dict[str, bytes]:
+    """
+    Return replies to a call, none of which is one that can be read.
+    """
+    good = _saying(id=number, result={"content": [{"type": "text", "text": "seen"}]})
+    long = good.replace(b"seen", b"x" * 100_000)
+    return {
+        "nothing": _http(b""),
+        "no JSON": _http(b"<html>"),
+        "cut": _http(good[:-3]),
+        "no UTF-8": _http(good.replace(b"seen", b"\xff\xfe")),
+        "UTF-16": _http(good.decode().encode("utf-16")),
+        "another type": _http(good, "text/html"),
+        "a list": _http(b"[" + good + b"]"),
+        "null": _http(b"null"),
+        "no id": _http(_saying(result={})),
+        "another id": _http(_saying(id=999_999, result={})),
+        "null for an id": _http(_saying(id=None, error={"code": -32700, "message": "what?"})),
+        "a request": _http(_saying(id=number, method="ping")),
+        "a notification": _http(_saying(method="notifications/message", params={"level": "info", "data": "x"})),
+        "an old version": _http(good.replace(b"2.0", b"1.0")),
+        "deep": _http(b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+        "half a pair": _http(good.replace(b"seen", b"\\ud800")),
+        "another shape": _http(good.replace(b'"seen"', b"5")),
+        "two": _http(good + b"\n" + good),
+        "too long": _http(long),
+        "too long, said to be packed as it is": _http(long, "application/json", "200 OK", "content-encoding: identity"),
+        "packed": _http(
+            gzip.compress(long + random.Random(1).randbytes(2_000)),
+            "application/json",
+            "200 OK",
+            "content-encoding: gzip",
+        ),
+        "taken": _http(b"", "text/plain", "202 Accepted"),
+        "refused oddly": _http(b'{"error":', "application/json", "400 Bad Request"),
+        "events without JSON": _events(b"what?"),
+        "events that are cut": _events(good[:-3]),
+        "events of a list": _events(b"[" + good + b"]"),
+        "deep events": _events(b"[" * 100_000),
+    }
+
+
+async def _odd_http(names: list[str]) -> tuple[Any, str]:
+    """
+    Start a server that is as it should be, but for its replies to calls: one of these after the other, at last a good one.
+    """
+    left = [*names]
+
+    async def serve(reader: Any, writer: Any) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        answer = _http(b"", "text/plain", "405 Method Not Allowed")
+        if head.startswith(b"post"):
+            length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+            answer = _answer(json.loads(await reader.readexactly(int(length.split(b":")[1]))), left)
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+
+
+def _answer(asked: dict[str, Any], left: list[str]) -> bytes:
+    number, method = asked.get("id"), asked.get("method")
+    if number is None:
+        return _http(b"", "text/plain", "202 Accepted")
+    if method == "initialize":
+        version = asked["params"]["protocolVersion"]
+        info = {
+            "protocolVersion": version,
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "odd", "version": "1"},
+        }
+        return _http(_saying(id=number, result=info))
+    if method == "tools/bundled/list":
+        return _http(_saying(id=number, result={"tools": [{"name": "look", "inputSchema": {"type": "object"}}]}))
+    if method == "tools/bundled/call":
+        good = _http(_saying(id=number, result={"content": [{"type": "text", "text": "seen"}]}))
+        return _replies(number)[left.pop(0)] if left else good
+    return _http(_saying(id=number, error={"code": -32601, "message": "no such method"}))
+
+
+@pytest.mark.spec("reliability:MC05", "reliability:MC10")
+async def test_a_reply_over_http_that_cannot_be_read_is_an_error_at_once_and_the_connection_stays(
+    agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.adapters.mcp.http.LINE_BYTES", 64 * 1024)
+    monkeypatch.setattr("stepengine.adapters.mcp.http.PACKED_BYTES", 1024)
+    names = [*_replies(1)]
+    server, url = await _odd_http(names)
+
+    async with server, asyncio.timeout(50):
+        said = await texts(mcp_tools(url, name="odd", timeout=600), agent, *[LOOK] * (len(names) + 1))
+
+    assert ("ok", "seen") == said.pop()
+    assert {} == {name: text for name, (status, text) in zip(names, said, strict=True) if status != "error"}
+    assert [] == [text for _, text in said if "was lost" in text or "did not answer within" in text]
+    told = dict(zip(names, [text for _, text in said], strict=True))
+    assert "what?" in told["null for an id"], "what a server says itself is told"
+    assert "none to what was asked" in told["another id"]
+    assert "packed, which was not asked for" in told["packed"]
+    assert ("64 KiB" in told["too long"], "packed" in told["too long"]) == (True, False)
+    assert "64 KiB" in told["too long, said to be packed as it is"]

@@ -1,0 +1,328 @@
+"""Attacks on a workspace in a sandbox, by what a model writes and by the programs that it runs: none reaches this machine."""
+
+# ruff: noqa: ASYNC220, ASYNC240
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.errors import UnknownOutcome
+from stepengine.tools.bundled import ToolRegistry, Workspace, file_tools, search_tools, shell_tools
+from stepengine.tools.bundled.shell import process
+from stepengine.tools.bundled.shell.tools import FLOODED
+
+from .places import why_not
+
+SECRET = "the secret of this machine"
+MIB = 1024 * 1024
+USER = 54_321
+
+pytestmark = [
+    pytest.mark.deep,
+    pytest.mark.skipif(bool(why_not("bubblewrap")), reason="needs bubblewrap and the right to use it"),
+]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "proj"
+    (made / "sub").mkdir(parents=True)
+    (made / "a.txt").write_text("inside\n")
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "beside").mkdir()
+    return made
+
+
+@pytest.fixture
+def place(root: Path) -> Iterator[Workspace]:
+    limits = {"memory_bytes": 2048 * MIB, "file_bytes": 64 * MIB, "cpu_seconds": 20}
+    with Workspace.bubblewrap(root, limits=limits, tmp_bytes=16 * MIB) as made:
+        yield made
+
+
+def tools_of(place: Workspace) -> ToolRegistry:
+    return ToolRegistry(
+        [*file_tools(place, write=True, delete=True), *search_tools(place), *shell_tools(place, allow_shell=True)]
+    )
+
+
+async def say(tools: ToolRegistry, command: Any, seconds: float = 20) -> Any:
+    result = await tools.execute("run_terminal_command", {"command": command, "timeout_seconds": seconds})
+    return result.text
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", textwrap.dedent(code)]
+
+
+# --- by programs ------------------------------------------------------------------------------------------------------
+
+
+READING = {
+    "a path": "cat {secret}",
+    "a path with dots": "cat ../secret",
+    "a link": "ln -s {secret} link; cat link",
+    "a link to the folder above": "ln -s .. up; cat up/secret",
+    "a hard link": "ln {secret} hard; cat hard",
+    "the root of another process": "cat /proc/1/root{secret} /proc/*/root{secret}",
+    "the folder of another process": "cat /proc/1/cwd/../secret /proc/*/cwd/../secret",
+    "descriptors of other processes": "cat /proc/*/fd/*",
+    "the old root": "cat /oldroot{secret} /newroot{secret} /.old{secret}",
+    "a new mount": "mkdir -p m; mount --bind / m; cat m{secret}",
+    "a new namespace": "unshare -Ur sh -c 'mount -t proc proc /proc; cat {secret}'",
+    "the device of the disk": "mknod disk b 254 0; cat disk | head -c 1; cat /dev/vda /dev/sda | head -c 1; cat {secret}",
+    "chroot": "chroot / cat {secret}; chroot .. cat secret",
+    "the environment": "env; cat /proc/*/environ",
+    "passwords": "cat /etc/shadow /etc/ssh/*key",
+    "the keys of the user": "cat ~/.ssh/* ~root/.ssh/* /home/*/.ssh/*",
+}
+
+
+@pytest.mark.spec("reliability:WS7")
+@pytest.mark.parametrize("way", READING)
+async def test_no_program_reads_what_is_not_shown(
+    way: str, place: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    text = await say(tools_of(place), READING[way].format(secret=root.parent / "secret"))
+
+    assert SECRET not in text
+    assert "PRIVATE KEY" not in text
+    assert "root:$" not in text
+    assert SECRET == (root.parent / "secret").read_text()
+
+
+WRITING = {
+    "beside the root": "echo owned > {beside}/x; echo owned > ../beside/x",
+    "through a link": "ln -s {beside} b; echo owned > b/x",
+    "the system": "echo owned > /usr/bin/owned; echo owned > /etc/cron.d/owned; echo owned > /bin/owned",
+    "by moving the root": "cd ..; mv proj beside/x",
+    "the settings of the kernel": "echo owned > /proc/sys/kernel/hostname; echo 1 > /proc/sysrq-trigger",
+    "another process": "kill -9 -1; kill -9 1",
+}
+
+
+@pytest.mark.spec("reliability:WS7")
+@pytest.mark.parametrize("way", WRITING)
+async def test_no_program_writes_outside_of_the_root(way: str, place: Workspace, root: Path) -> None:
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        with contextlib.suppress(UnknownOutcome):  # it kills what runs it, too: that is all there is in sight
+            await say(tools_of(place), WRITING[way].format(beside=root.parent / "beside"))
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+    assert [] == list((root.parent / "beside").iterdir())
+    assert ["a.txt"] == [p.name for p in root.iterdir() if p.name == "a.txt"]
+    assert not [p for p in ("/usr/bin/owned", "/etc/cron.d/owned", "/bin/owned") if Path(p).exists()]
+    assert "one more" in await say(tools_of(place), "echo one more")
+
+
+@pytest.mark.spec("reliability:WS7")
+@pytest.mark.parametrize("way", ["loopback", "an abstract socket", "a socket in a file"])
+async def test_no_program_talks_to_this_machine(way: str, place: Workspace, root: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET if way == "loopback" else socket.AF_UNIX) as server:
+        server.settimeout(0.2)
+        if way == "loopback":
+            server.bind(("127.0.0.1", 0))
+            reached = f"socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)"
+        else:
+            address = f"\\0stepengine-{os.getpid()}" if way == "an abstract socket" else str(tmp_path / "socket")
+            server.bind(address.replace("\\0", "\0"))
+            reached = f"socket.socket(socket.AF_UNIX).connect('{address}')"
+        server.listen()
+        said = await say(tools_of(place), python(f"import socket\n{reached}\nprint('it got through')"))
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+    assert '"stdout":"it got through' not in said
+
+
+TAKING = {
+    "endless output": ("yes", FLOODED),
+    "endless output of both": ("yes & yes >&2", FLOODED),
+    "a line without an end": ("tr '\\0' x < /dev/zero", FLOODED),
+    "a full disk": (
+        "dd if=/dev/zero of=/tmp/x bs=1M count=100; dd if=/dev/zero of=$TMPDIR/y bs=1M count=100",
+        "No space left|File too large",
+    ),
+    "many files in memory": (
+        "cd /tmp; i=0; while head -c 100000 /dev/zero > f$i; do i=$((i+1)); done; echo full after $i",
+        "full after|No space",
+    ),
+    "a huge file": ("dd if=/dev/zero of=big bs=1M count=200", "File too large|SIGXFSZ"),
+    "memory": (python("x = bytearray(8 << 30)"), "MemoryError"),
+    "the processor": (python("while True: pass"), "SIGXCPU|SIGKILL|took longer"),
+    "for ever": ("sleep 1000 & sleep 1000", "took longer"),
+    "what ignores signals": ("trap '' TERM INT HUP; while :; do sleep 1; done", "took longer"),
+    "what leaves its session": ("setsid sleep 1000 & setsid -f sleep 1000; sleep 1000", "took longer"),
+}
+
+
+@pytest.mark.spec("reliability:WS7", "reliability:WS6")
+@pytest.mark.parametrize("what", TAKING)
+async def test_what_takes_without_end_is_ended_and_the_next_call_works(
+    what: str, place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So much comes in time over a pipe of any machine.
+    monkeypatch.setattr(process, "COMMAND_OUTPUT_BYTES", 8 * MIB)
+    command, said = TAKING[what]
+    tools = tools_of(place)
+    began = time.monotonic()
+    # What is ended by something else than its time has enough of it to get there on any machine.
+    text = await say(tools, command, seconds=4 if "took longer" in said else 35)
+
+    assert any(one in text for one in said.split("|")), text[-1_000:]
+    assert time.monotonic() - began < 40
+    assert "works on" in await say(tools, ["echo", "works on"])
+    assert "inside" in (await tools.execute("read_files", {"paths": ["a.txt"]})).text
+    left = await say(tools, "ps -e -o args 2>/dev/null | grep -c '[s]leep 1000' || true")
+    assert '"stdout":"0\\n"' in left
+
+
+@pytest.fixture
+def of_a_user() -> Iterator[Path]:
+    """
+    A folder of a user who is not root: for root the kernel counts no processes.
+    """
+    if os.getuid() or shutil.which("setpriv") is None or not Path("/usr/bin/python3").exists():
+        pytest.skip(
+            "needs to be root, setpriv and a Python of the system, to be somebody else whose processes are counted"
+        )
+    folder = Path(tempfile.mkdtemp())
+    os.chown(folder, USER, USER)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def processes_of_the_user() -> list[Path]:
+    return [p for p in Path("/proc").glob("[0-9]*") if owner(p) == USER]
+
+
+@pytest.mark.spec("reliability:WS7")
+async def test_a_fork_bomb_is_bounded_and_ended(of_a_user: Path) -> None:
+    inside = [
+        "--unshare-all",
+        "--die-with-parent",
+        "--ro-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--tmpfs",
+        "/tmp",
+    ]
+    inside += ["--bind", str(of_a_user), str(of_a_user)]
+    argv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "bwrap", *inside, "--"]
+    with Workspace.over(argv, of_a_user, python="/usr/bin/python3", limits={"processes": 60}) as place:
+        tools = tools_of(place)
+        forks = """
+        import os, time
+        end = time.time() + 3
+        while time.time() < end:
+            try:
+                os.fork()
+            except OSError:
+                time.sleep(0.01)
+        time.sleep(60)
+        """
+        bomb = asyncio.create_task(say(tools, ["/usr/bin/python3", *python(forks)[1:]], seconds=4))
+        most = 0
+        while not bomb.done():
+            await asyncio.sleep(0.05)
+            most = max(most, len(processes_of_the_user()))
+
+        assert 20 < most < 80
+        assert "works on" in await say(tools, ["echo", "works on"])
+    for _ in range(100):
+        if not processes_of_the_user():
+            break
+        await asyncio.sleep(0.1)
+    assert [] == processes_of_the_user()
+
+
+def owner(process: Path) -> int:
+    try:
+        return int((process / "status").read_text().partition("Uid:")[2].split()[0])
+    except (OSError, IndexError):
+        return -1
+
+
+# --- by what a model writes -------------------------------------------------------------------------------------------
+
+
+PATHS = [
+    "../secret", "sub/../../secret", "..", "/etc/passwd", "{root}/../secret", "/proc/self/environ", "link", "up/secret", "chain", "a.txt/../../secret",
+    "./../secret", "sub/./../secret", "~/.ssh/id_rsa", "file:///etc/passwd", "a.txt\0", "fifo", ".env", "/", "hard",
+]  # fmt: skip
+
+
+@pytest.mark.spec("reliability:WS1", "reliability:WS7")
+@pytest.mark.parametrize("path", PATHS, ids=repr)
+async def test_no_path_leads_out(path: str, place: Workspace, root: Path) -> None:
+    (root / "link").symlink_to(root.parent / "secret")
+    (root / "up").symlink_to("..")
+    (root / "chain").symlink_to("link")
+    (root / ".env").write_text(SECRET)
+    os.link(root / ".env", root / "hard")
+    os.mkfifo(root / "fifo")
+    given = path.format(root=root)
+    tools = tools_of(place)
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("read_files", {"paths": [given]}), ("write_file", {"path": given, "content": "owned"}), ("delete_file", {"path": given}),
+        ("list_directory", {"path": given}), ("glob", {"pattern": "*", "cwd": given}), ("code_search", {"pattern": "secret", "cwd": given}),
+        ("run_terminal_command", {"command": ["cat", "secret"], "cwd": given}),
+    ]  # fmt: skip
+    if path == "hard":
+        calls = [calls[0], *calls[3:]]  # a new file may take the place of a second name
+    results = [await tools.execute(name, arguments) for name, arguments in calls]
+
+    assert SECRET not in "".join([r.text for r in results])
+    assert SECRET == (root.parent / "secret").read_text()
+    assert SECRET == (root / ".env").read_text()
+    assert (root / "a.txt").exists()
+
+
+async def test_a_folder_that_is_swapped_for_a_link_all_the_time_is_never_followed(place: Workspace, root: Path) -> None:
+    """
+    What runs there swaps; what reads there never follows.
+    """
+    (root / "sub" / "x").write_text("inside")
+    (root / "other").symlink_to(root.parent)
+    (root.parent / "x").write_text(SECRET)
+    tools = tools_of(place)
+    swap = """
+    import ctypes, os, time
+    libc, end = ctypes.CDLL(None), time.time() + 4
+    while time.time() < end:
+        libc.renameat2(-100, b"sub", -100, b"other", 2)
+    """
+    swapping = asyncio.create_task(say(tools, python(swap), seconds=10))
+    seen = set()
+    while not swapping.done():
+        seen.add((await tools.execute("read_files", {"paths": ["sub/x"]})).text)
+        await tools.execute("write_file", {"path": "sub/made", "content": "owned"})
+        seen.add((await tools.execute("code_search", {"pattern": "secret"})).text)
+    await swapping
+
+    assert SECRET not in "".join(seen)
+    assert any("inside" in text for text in seen)
+    assert not (root.parent / "made").exists()

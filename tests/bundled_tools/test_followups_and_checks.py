@@ -1,0 +1,140 @@
+"""``suggest_followups``, ``run_file_change_hooks``, tools of one's own, and calls after a cancellation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, RunStatus, Tool, tool
+from stepengine.errors import DefinitionError
+from stepengine.events import FollowupsSuggested
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.tools.bundled import FileChangeHook, ToolRegistry, change_hook_tools, followup_tools
+
+SUGGESTED = [{"prompt": "Write tests.", "label": "Tests"}, {"prompt": "Write docs."}]
+
+
+def agent(*tools: Any) -> AgentDefinition[Any]:
+    return AgentDefinition("worker", model="test/model", tools=tools)
+
+
+@pytest.mark.spec("generator-contract:T22", "generator-contract:T3", "requirements:F21")
+async def test_followups_are_an_event_and_do_not_make_the_model_go_on() -> None:
+    (suggest,) = followup_tools()
+    model = ScriptedModel([tool_call("suggest_followups", {"followups": SUGGESTED})])
+    async with Engine([agent(suggest)], models=model) as engine:
+        events = [event async for event in engine.stream("worker", "go")]
+
+    (shown,) = [e for e in events if isinstance(e, FollowupsSuggested)]
+    assert (SUGGESTED, "suggest_followups") == (shown.followups, shown.tool_name)
+    assert 1 == len(model.calls)
+    assert (False, "control") == (suggest.spec.forces_next_step, suggest.spec.category)
+    registry = ToolRegistry([suggest])
+    for wrong in ([], [{"label": "x"}], [{"prompt": ""}], [{"prompt": "x", "more": 1}]):
+        assert "Invalid parameters" in (await registry.execute("suggest_followups", {"followups": wrong})).text
+    assert "2 followups" in (await registry.execute("suggest_followups", {"followups": SUGGESTED})).text
+
+
+def check(name: str, code: str, pattern: str = "**", **options: Any) -> FileChangeHook:
+    return FileChangeHook(name, [sys.executable, "-c", code], pattern, **options)
+
+
+@pytest.mark.spec("generator-contract:T16", "requirements:F21")
+async def test_the_checks_whose_pattern_fits_a_changed_file_run_in_order(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    hooks = [
+        check("types", "print('fine')", "**/*.py"),
+        check("web", "print('never')", "web/**"),
+        check("tests", "import os, sys; print(os.path.basename(os.getcwd())); sys.exit(3)", cwd="sub"),
+        FileChangeHook("gone", ["no-such-program-at-all"]),
+    ]
+    (tool_,) = change_hook_tools(tmp_path, hooks)
+    registry = ToolRegistry([tool_])
+    result = await registry.execute("run_file_change_hooks", {"files": ["a.py", "b/c.txt"]})
+
+    types, tests, gone = result.data  # type: ignore[misc]
+    assert ("types", "fine", 0) == (types["hook_name"], types["stdout"].strip(), types["exit_code"])
+    assert ("tests", "sub", 3) == (tests["hook_name"], tests["stdout"].strip(), tests["exit_code"])
+    assert "could not be executed" in gone["error"]
+    assert (
+        []
+        == (
+            await ToolRegistry(change_hook_tools(tmp_path, hooks[1:2])).execute(
+                "run_file_change_hooks", {"files": ["a.py"]}
+            )
+        ).data
+    )
+    assert "outside of the root" in (await registry.execute("run_file_change_hooks", {"files": ["../x"]})).text
+    assert ("execute", False) == (tool_.spec.category, tool_.spec.annotations.read_only)
+    assert {"files"} == set(tool_.spec.input_schema["properties"])
+
+
+@pytest.mark.spec("generator-contract:T16")
+def test_without_checks_the_tool_does_not_exist(tmp_path: Path) -> None:
+    for hooks in ([], [FileChangeHook("x", ["true"], pattern="/abs")]):
+        with pytest.raises(DefinitionError):
+            change_hook_tools(tmp_path, hooks)
+    with pytest.raises(DefinitionError, match="no command"):
+        FileChangeHook("x", [])
+
+
+@pytest.mark.spec("generator-contract:T36", "generator-contract:D31")
+async def test_a_tool_of_ones_own_is_checked_by_its_schema_and_its_exception_is_an_error_result() -> None:
+    seen: list[Any] = []
+
+    def run(input: Any) -> Any:
+        seen.append(input)
+        if input["n"] == 0:
+            raise ZeroDivisionError("none of that")
+        return {"doubled": input["n"] * 2}
+
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    own = Tool("double", "Double a number.", schema, run)
+    calls = [tool_call("double", {"n": n}) for n in (0, "x", 4)]
+    async with Engine([agent(own)], models=ScriptedModel([tool_calls(*calls), text("went on")])) as engine:
+        result = await engine.run("worker", "go")
+
+    raised, invalid, worked = [call.result for call in result.tool_calls]
+    assert (True, True) == (raised.is_error, "none of that" in raised.text)
+    assert (True, True) == (invalid.is_error, "Invalid parameters for double" in invalid.text)
+    assert {"doubled": 8} == worked.data
+    assert [{"n": 0}, {"n": 4}] == seen
+    assert "went on" == result.unwrap()
+
+
+@pytest.mark.spec("generator-contract:T38")
+async def test_calls_after_a_cancellation_are_not_executed_and_have_a_result_that_says_so() -> None:
+    ran: list[str] = []
+    handles: list[Any] = []
+
+    @tool
+    async def stop() -> str:
+        """Cancel the run."""
+        ran.append("stop")
+        handles[0].interrupt()
+        return "asked to stop"
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        ran.append("work")
+        return "worked"
+
+    model = ScriptedModel([tool_calls(tool_call("stop", {}), tool_call("work", {}), tool_call("work", {}))])
+    async with Engine([agent(stop, work)], models=model) as engine, engine.start("worker", "go") as handle:
+        handles.append(handle)
+        result = await handle.result()
+
+    assert RunStatus.CANCELLED is result.status
+    assert ["stop"] == ran
+    results = [m for m in result.state.message_history if m.role == "tool"]
+    assert ["work", "work"] == [m.tool_name for m in results][1:]
+    assert all("cancelled" in m.text.lower() and m.is_error for m in results[1:])

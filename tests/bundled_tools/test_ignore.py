@@ -1,0 +1,135 @@
+"""
+`.gitignore` files: read as git reads them, and harmless whoever wrote them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from stepengine.tools.bundled import ToolRegistry, file_tools, search_tools
+from stepengine.tools.bundled.search.ignore import Ignore
+from stepengine.workspace.path_policy import PathPolicy
+from stepengine.workspace.root import Root
+from stepengine.workspace.walk import WalkBudget
+
+# fmt: off
+PIECES = (
+    "a", "b", "*", "**", "***", "?", "/", "!", "#", "é", " ", "\t", ".", "-", "{", "+", "(", "^", "$", "[", "]",
+    "[a]", "[!a]", "[^b]", "[a-c]", "[]a]", "[a-]", "[b-a]", "[!b-a]", "[é]", "[a\\]]", "[\\a-c]", "[:]", "[/]",
+    "[[:alpha:]]", "[[:punct:]]", "[[:space:]]", "[[:none:]]", "[![:upper:]b]", "\\a", "\\*", "\\ ", "\\", "/**/", "**/", "/**",
+)
+NAMES = (
+    "a", "b", "ab", "abc", "aXb", "é", "*", "#", "!a", "[", "]", "a b", "a ", "-", "{", "\\", "+", "^", ".a", "a.b", "\t", " ",
+)
+# fmt: on
+EARLIER_GIT = re.compile(r"(^|\n)!*/?[^*?\[\\\n]*[^*?\[\\\n/]\*\*+(/|$|\n)|\*\*\\/|\\/")
+"""Git before 2.53 took the stars of `a**/b` for `**` against its manual; a backslash before a slash has no use."""
+
+
+GIT = shutil.which("git")
+
+
+@pytest.fixture(scope="module")
+def repository() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["git", "init", "-q", folder], check=True)
+        (Path(folder) / "a").mkdir()
+        yield Path(folder)
+
+
+def ignored_by_git(repository: Path, paths: list[str]) -> list[str]:
+    command = ["git", "-C", str(repository), "check-ignore", "--no-index", "-z", "--stdin"]
+    given_paths = "".join(f"{path}\0" for path in paths).encode()
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    done = subprocess.run(command, input=given_paths, capture_output=True, check=False, env=environment)
+    assert done.returncode in (0, 1), done.stderr
+    return [name.decode() for name in done.stdout.split(b"\0")[:-1]]
+
+
+def ignored_by_us(repository: Path, paths: list[str]) -> list[str]:
+    root = Root(repository, PathPolicy())
+    try:
+        ignore = Ignore(root, WalkBudget())
+        return [path for path in paths if ignore.hides(tuple(path.split("/")))]
+    finally:
+        root.close()
+
+
+line = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join)
+path = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("ecosystem:EC33", "reliability:RS12")
+@pytest.mark.skipif(GIT is None, reason="asks git what it ignores")
+@settings(max_examples=100)
+@given(st.lists(line, max_size=4), st.lists(line, max_size=2), st.lists(path, min_size=30, max_size=30, unique=True))
+def test_what_is_ignored_is_what_git_ignores(
+    repository: Path, top: list[str], inner: list[str], paths: list[str]
+) -> None:
+    assume(not EARLIER_GIT.search("\n".join([*top, *inner])))
+    (repository / ".gitignore").write_text("\ufeff" + "\r\n".join(top) if len(top) > 2 else "\n".join(top))
+    (repository / "a/.gitignore").write_text("\n".join(inner))
+
+    assert ignored_by_git(repository, paths) == ignored_by_us(repository, paths)
+
+
+HOSTILE = {
+    "stars": "*a" * 8 + "*b",
+    "stars in a row of folders": "/".join(["*a*a*a*a*a*a*b"] * 3),
+    "folders at any depth": "**/a/" * 90 + "b",
+    "many lines": "\n".join(f"{'*a' * 90}*b{n}" for n in range(2_000)),
+    "long runs": "\n".join(f"*{'a' * 120}b*{'a' * 60}{n}" for n in range(2_000)),
+    "classes": "\n".join(["*[!b]" * 120 + "*b"] * 50),
+}
+CALLS: dict[str, dict[str, Any]] = {
+    "glob": {"pattern": "**/*"},
+    "code_search": {"pattern": "x"},
+    "find_files": {"prompt": "aaa"},
+    "read_subtree": {},
+}
+
+
+@pytest.mark.spec("reliability:RS12", "reliability:R23")
+@pytest.mark.parametrize("prefer_python", [False, True])
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_gitignore_freezes_no_tool(tmp_path: Path, name: str, prefer_python: bool) -> None:
+    (tmp_path / ".gitignore").write_text(HOSTILE[name] + "\n")
+    deep = tmp_path / "/".join(["a"] * 30)
+    deep.mkdir(parents=True)
+    for place in (tmp_path, deep):
+        (place / ("a" * 200)).write_text("x")
+    registry = ToolRegistry([*file_tools(tmp_path), *search_tools(tmp_path, prefer_python=prefer_python)])
+    taken = {}
+    for tool, arguments in CALLS.items():
+        before = time.process_time()
+        result = await registry.execute(tool, arguments)
+        taken[tool] = time.process_time() - before
+        assert not result.is_error
+
+    assert max(taken.values()) < 2.0, taken
+
+
+async def test_patterns_are_read_for_as_long_as_there_is_time(tmp_path: Path) -> None:
+    """
+    With its budget spent, a walk shows nothing that might be ignored.
+    """
+    (tmp_path / ".gitignore").write_text("secret\n")
+    root = Root(tmp_path, PathPolicy())
+    spent = Ignore(root, WalkBudget(seconds=-1))
+
+    assert spent.is_ignored(("secret",), is_folder=False)
+    assert spent.is_ignored(("anything",), is_folder=False)
+    root.close()

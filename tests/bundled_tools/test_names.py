@@ -1,0 +1,415 @@
+"""
+The names of bundled tools: what they say that a tool takes and gives is what it takes and gives.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, get_args, get_origin, get_type_hints
+
+import pytest
+from pydantic import TypeAdapter
+from typing_extensions import is_typeddict
+
+from stepengine import (
+    STEP,
+    AgentDefinition,
+    Answer,
+    Engine,
+    Parallel,
+    StepContext,
+    Steps,
+    StepWith,
+    ToolCall,
+    ToolResult,
+    call,
+    tool,
+)
+from stepengine.errors import DataError, ToolError
+from stepengine.journal import MemoryJournal
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, run_with, tool_call
+from stepengine.tools.bundled import (
+    Fetched,
+    FileChangeHook,
+    FileMemory,
+    SearchHit,
+    change_hook_tools,
+    file_tools,
+    followup_tools,
+    memory_tools,
+    read_files,
+    recall,
+    run_terminal_command,
+    search_tools,
+    shapes,
+    shell_tools,
+    skill_tools,
+    web_tools,
+)
+from stepengine.tools.bundled.names import BUNDLED
+from stepengine.tools.bundled.search.hits import MatchReport, parse_flags
+from stepengine.tools.bundled.shapes import StartedJob
+from stepengine.tools.spawning import BUILT_IN
+from stepengine.workspace.walk import WalkBudget
+
+HIT = SearchHit("Title", "https://example.com", "Some words.")
+PAGE = b"<html><head><title>T</title><meta name='description' content='D'></head><body><p>Text</p></body></html>"
+PAGES = {
+    "https://a.example/page": Fetched("https://a.example/page", 200, "text/html", PAGE),
+    "https://a.example/image": Fetched("https://a.example/image", 200, "image/png"),
+    "https://a.example/bare": Fetched("https://a.example/bare", 200, "", b"Text"),
+}
+
+
+class Web:
+    """
+    A back end for all that reaches the web.
+    """
+
+    async def search(self, query: str, depth: str) -> list[SearchHit]:
+        return [HIT] if query == "something" else []
+
+    async def read(self, library_title: str, topic: str, max_tokens: int) -> str:
+        return f"What {library_title} says of {topic}."
+
+    async def fetch(self, url: str) -> Fetched:
+        return PAGES[url]
+
+
+class Person:
+    """
+    Chooses the first option; writes where there is none; says nothing to what is no question.
+    """
+
+    async def ask(self, question: Any) -> Any:
+        if question.text == "Nothing?":
+            return Answer(declined=True)
+        return Answer(selected="one") if question.options else Answer(text="free")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    A project with something for every tool to find.
+    """
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    made = tmp_path / "project"
+    for folder in ("src", "one", ".agents/skills/release", ".git"):
+        (made / folder).mkdir(parents=True)
+    (made / "src" / "a.py").write_text("def first():\n    return 1\n\n\ndef second():\n    return 2\n")
+    (made / "src" / "b.py").write_text("first = 1\n")
+    (made / "src" / "c.py").write_text("".join(f"def a_rather_long_name_{n}(): pass\n" for n in range(200)))
+    (made / "src" / "long.txt").write_text(("x" * 99 + "\n") * 1_500)
+    (made / "one" / "only.txt").write_text("x\n")
+    (made / "old.txt").write_text("x\n")
+    (made / ".agents/skills/release/SKILL.md").write_text("---\nname: release\ndescription: D\n---\nDo it.\n")
+    monkeypatch.setattr("stepengine.tools.bundled.files.reading.WalkBudget", partial(WalkBudget, 2))
+    return made
+
+
+def tools_of(root: Path) -> list[Any]:
+    hooks = [
+        FileChangeHook("fine", ["true"], pattern="**/*.py"),
+        FileChangeHook("told", ["sh", "-c", "echo bad >&2; kill -9 $$"], pattern="**/*.py"),
+        FileChangeHook("slow", ["sleep", "9"], pattern="**/*.py", timeout=0.05),
+        FileChangeHook("gone", ["no-such-program"], pattern="**/*.py"),
+    ]
+    web = Web()
+    made = [
+        *file_tools(root, write=True, delete=True, propose=True),
+        *search_tools(root),
+        *shell_tools(root, allow_shell=True),
+        *change_hook_tools(root, hooks),
+        *web_tools(web, web, web),
+        *skill_tools(root),
+        *memory_tools(FileMemory(root.parent / "notes")),
+        *followup_tools(),
+    ]
+    return [*made, *[BUILT_IN[name] for name, known in BUNDLED.items() if known.maker is None]]
+
+
+QUESTION = {"question": "Which?", "options": ["one", "two"]}
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("read_files", {"paths": ["src/a.py", "nowhere", "src/long.txt"]}),
+    ("list_directory", {"path": "src"}),
+    ("list_directory", {"path": "one"}),
+    ("read_subtree", {"paths": ["src", "src/a.py", "nowhere"]}),
+    ("read_subtree", {"paths": ["src/c.py"], "max_tokens": 20}),
+    ("read_subtree", {"max_tokens": 4}),
+    ("write_file", {"path": "new.py", "content": "VALUE = 1\n"}),
+    ("str_replace", {"path": "new.py", "replacements": [{"old_string": "1", "new_string": "2"}]}),
+    ("delete_file", {"path": "old.txt"}),
+    ("propose_write_file", {"path": "newer.py", "content": "x\n"}),
+    ("propose_str_replace", {"path": "new.py", "replacements": [{"old_string": "2", "new_string": "3"}]}),
+    ("glob", {"pattern": "**/*.py"}),
+    ("code_search", {"pattern": "first"}),
+    ("code_search", {"pattern": "first", "flags": "-c"}),
+    ("code_search", {"pattern": "first", "flags": "-l"}),
+    ("find_files", {"prompt": "first"}),
+    ("run_terminal_command", {"command": ["true"]}),
+    ("run_terminal_command", {"command": "echo bad >&2; kill -9 $$"}),
+    ("run_terminal_command", {"command": ["sleep", "9"], "timeout_seconds": 0.05}),
+    ("run_terminal_command", {"command": "echo bad >&2; echo ready; exec sleep 60", "process_type": "BACKGROUND"}),
+    ("check_job", {"wait_for": "ready", "timeout_seconds": 30}),
+    ("kill_job", {"signal": "SIGKILL"}),
+    ("check_job", {}),
+    ("kill_job", {}),
+    ("run_file_change_hooks", {"files": ["src/a.py"]}),
+    ("web_search", {"query": "something"}),
+    ("web_search", {"query": "nothing"}),
+    ("read_docs", {"library_title": "attrs", "topic": "slots"}),
+    ("read_docs", {"library_title": "attrs", "topic": "slots", "max_tokens": 90_000}),
+    *[("read_url", {"url": url}) for url in PAGES],
+    ("ask_user", {"questions": [QUESTION, {"question": "How?"}]}),
+    ("ask_user", {"questions": [{"question": "Nothing?"}]}),
+    ("suggest_followups", {"followups": [{"prompt": "Write tests."}]}),
+    ("skill", {"name": "release"}),
+    ("remember", {"text": "Prefers small commits."}),
+    ("recall", {"query": "commits"}),
+    ("forget", {"id": "m1"}),
+    ("spawn_agents", {"agents": [{"agent_type": "fine"}, {"agent_type": "broken"}, {"agent_type": "spent"}]}),
+    ("spawn_agent_inline", {"agent_type": "fine"}),
+    ("lookup_agent_info", {"agent_id": "fine"}),
+    ("lookup_agent_info", {"agent_id": "nobody"}),
+    ("set_output", {"data": {"answer": 42}}),
+    ("set_messages", {"messages": []}),
+    ("add_message", {"role": "user", "content": "Hm."}),
+    ("write_todos", {"todos": [{"task": "T", "completed": False}]}),
+    ("think_deeply", {"thought": "Hm."}),
+    ("task_completed", {}),
+    ("hand_off", {"agent": "fine"}),
+    ("end_turn", {}),
+]
+UNPROVOKED = {("SearchResult", "stderr")}
+"""What no call here leads to; another test does."""
+
+
+def child(name: str, handler: Any) -> AgentDefinition[Any]:
+    return AgentDefinition(name, handle_steps=handler)
+
+
+def fine(ctx: StepContext) -> Steps[str]:
+    yield from ()
+    return "fine"
+
+
+def broken(ctx: StepContext) -> Steps[str]:
+    yield from ()
+    raise ValueError(ctx)
+
+
+def spent(ctx: StepContext) -> Steps[str]:
+    yield ToolCall("set_output", {"data": "so far"})
+    raise ValueError(ctx)
+
+
+def results_of(root: Path) -> list[tuple[str, Any]]:
+    """
+    Run every call, in a handler, and return what came back.
+    """
+
+    def handle_steps(ctx: StepContext) -> Steps[None]:
+        job = ""
+        for name, given in CALLS:
+            input = {"job_id": job, **given} if name.endswith("_job") else given
+            result = (yield ToolCall(name, input, include_tool_call=False)).tool_result
+            assert result is not None
+            assert result.data is not None or not result.is_error, f"{name}: {result.text}"
+            job = result.data["job_id"] if isinstance(result.data, dict) and "pid" in result.data else job
+
+    children = [child("fine", fine), child("broken", broken), child("spent", spent)]
+    agent = AgentDefinition("caller", handle_steps=handle_steps, tools=tools_of(root), spawnable_agents=children)
+    with Engine([agent], interactor=Person()) as engine:
+        result = engine.run_sync(agent, "Go")
+    assert result.error is None, result.error
+    results = [(log.tool_name, log.result) for log in result.tool_calls]
+    return [(name, result.text if result.data is None else result.data) for name, result in results]
+
+
+def plain(annotation: Any) -> Any:
+    while get_origin(annotation) in {Annotated, NotRequired}:
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def objects_in(annotation: Any, value: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """
+    Give each object in a value with the class that it is said to be of; values of other types are checked.
+    """
+    annotation = plain(annotation)
+    if is_typeddict(annotation):
+        assert isinstance(value, dict)
+        yield annotation, value
+        hints = get_type_hints(annotation, include_extras=True)
+        for key in value.keys() & hints.keys():
+            yield from objects_in(hints[key], value[key])
+    elif get_origin(annotation) is list and is_typeddict(plain(get_args(annotation)[0])):
+        for member in value:
+            yield from objects_in(get_args(annotation)[0], member)
+    else:
+        TypeAdapter(annotation).validate_python(value, strict=True)
+
+
+def declared_for(name: str, value: Any) -> Any:
+    is_job = name == "run_terminal_command" and "pid" in value
+    return StartedJob if is_job else BUNDLED[name].name.returns
+
+
+def test_every_bundled_tool_gives_the_keys_that_the_reference_says_and_no_others(root: Path) -> None:
+    seen: dict[Any, list[frozenset[str]]] = {}
+    results = results_of(root)
+    for name, value in results:
+        for kind, found in objects_in(declared_for(name, value), value):
+            seen.setdefault(kind, []).append(frozenset(found))
+
+    assert set(BUNDLED) == {name for name, _ in results}
+    for kind, keys in seen.items():
+        declared = kind.__required_keys__ | kind.__optional_keys__
+        unseen = {key for key in declared if (kind.__name__, key) in UNPROVOKED}
+        assert declared - unseen == frozenset().union(*keys), kind.__name__
+        assert kind.__required_keys__ == frozenset.intersection(*keys) & declared, kind.__name__
+
+
+def test_problems_of_a_search_stand_under_their_own_key() -> None:
+    made = MatchReport(parse_flags(""), 1).result("no permission")
+
+    assert shapes.SearchResult.__required_keys__ | {"stderr"} == made.keys()
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_name_takes_what_the_schema_of_its_tool_says(name: str, root: Path) -> None:
+    schema = {made.spec.name: made.spec for made in tools_of(root)}[name].input_schema
+    takes = inspect.signature(BUNDLED[name].name.signature).parameters
+    properties = {key: value for key, value in schema["properties"].items() if (name, key) != BY_TOOL_CALL}
+
+    assert list(properties) == list(takes)
+    assert set(schema.get("required", ())) == {
+        key for key, one in takes.items() if one.default is one.empty and (name, key) != ("set_output", "data")
+    }
+    for key, value in properties.items():
+        if "default" in value and value["default"] != []:
+            assert value["default"] == takes[key].default, key
+
+
+BY_TOOL_CALL = ("run_terminal_command", "process_type")
+"""What gives a result of another form, and is no part of the name."""
+OBJECTS = {
+    "FilePart": ("read_files", "paths"),
+    "Replacement": ("str_replace", "replacements"),
+    "FollowupAsked": ("suggest_followups", "followups"),
+    "Todo": ("write_todos", "todos"),
+    "QuestionAsked": ("ask_user", "questions"),
+    "ChildAsked": ("spawn_agents", "agents"),
+}
+
+
+@pytest.mark.parametrize("shape", OBJECTS)
+def test_an_object_that_a_tool_takes_has_the_members_of_its_schema(shape: str, root: Path) -> None:
+    name, key = OBJECTS[shape]
+    schema = {made.spec.name: made.spec for made in tools_of(root)}[name].input_schema
+    item: Any = schema["properties"][key]["items"]
+    item = next((one for one in item.get("anyOf", [item]) if one.get("type") != "string"), item)
+    item = schema["$defs"][item["$ref"].rpartition("/")[2]] if "$ref" in item else item
+    said = getattr(shapes, shape)
+
+    assert set(item["properties"]) == said.__required_keys__ | said.__optional_keys__
+    assert set(item["required"]) == said.__required_keys__
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_every_bundled_tool_says_what_it_is_for_what_fails_and_what_its_limits_are(name: str) -> None:
+    told = [BUNDLED[name].says(title) for title in ("", "Errors", "Limits")]
+
+    assert all(text.endswith(".") for text in told), told
+
+
+def test_a_handler_calls_a_bundled_tool_by_its_name_with_its_types(root: Path) -> None:
+    def handle_steps(ctx: StepContext) -> Steps[object]:
+        (entry,) = yield from call(read_files, ["src/b.py"], limit=1)
+        ran = yield from call(run_terminal_command, ["echo", "hi"])
+        return [entry["content"], ran["exit_code"], ran["stdout"], (yield from call(recall))]
+
+    agent = AgentDefinition("reader", handle_steps=handle_steps, tools=[read_files, "run_terminal_command", recall])
+    with Engine([agent], tools=tools_of(root)[:-11]) as engine:
+        result = engine.run_sync(agent, "Go")
+
+    assert ["first = 1\n", 0, "hi\n", "There are no such notes."] == result.unwrap()
+
+
+def test_a_name_is_a_name_like_any_other() -> None:
+    assert ("read_files", "'read_files'") == (read_files, repr(read_files))
+    assert str is type(ToolCall(read_files, {"paths": ["a"]}).tool)
+    assert AgentDefinition("a", tools=["read_files"]) == AgentDefinition("a", tools=[read_files])
+    assert "read_files" == pickle.loads(pickle.dumps(read_files))
+
+
+def test_a_run_is_recorded_byte_for_byte_as_with_names_that_are_texts(root: Path) -> None:
+    def recorded(name: str) -> bytes:
+        def handle_steps(ctx: StepContext) -> Steps[str]:
+            yield StepWith(tools=[name], tool_choice=name)
+            yield from Parallel(ToolCall(name, {"paths": ["src/b.py"]}), ToolCall(name, {"paths": ["old.txt"]}))
+            return (yield STEP).text
+
+        agent = AgentDefinition("reader", model="test/model", tools=[name, "glob"], handle_steps=handle_steps)
+        model = ScriptedModel([tool_call(name, {"paths": ["src/a.py"]}), "Done."])
+        journal = MemoryJournal(stable=True)
+        policy = Policy([Rule.allow_tool(name)], "dont_ask")
+        with Engine(
+            [agent], tools=[*file_tools(root), *search_tools(root)], models=model, permissions=policy
+        ) as engine:
+            result = engine.run_sync("reader", "Go", journal=journal)
+            assert engine.replay_sync(journal) == result
+        assert [False] * 3 == [log.result.is_error for log in result.tool_calls]
+        return journal.content()
+
+    assert recorded("read_files") == recorded(read_files)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (ToolResult.error("it is locked"), "failed: it is locked"),
+        (ToolResult.text("[cut]"), "gave a str, not a list"),
+        (ToolResult.json({"a": 1}), "gave a JsonDict, not a list"),
+    ],
+    ids=["an error", "a long result that was cut", "another tool of the name"],
+)
+def test_what_is_no_result_of_the_tool_is_an_error_and_never_something_else(answer: ToolResult, words: str) -> None:
+    def handle_steps(ctx: StepContext) -> Steps[str]:
+        try:
+            yield from call(read_files, ["a"])
+        except ToolError as error:
+            return error.message
+        return "nothing"
+
+    agent = AgentDefinition("reader", handle_steps=handle_steps, tools=["read_files"])
+
+    assert words in run_with(agent, [(ToolCall("read_files", {"paths": ["a"]}), answer)])
+
+
+def test_arguments_that_a_tool_does_not_take_are_refused_before_anything_runs() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'path'"):
+        read_files.arguments(["a"], path="a")  # type: ignore[call-arg]
+    with pytest.raises(DataError):
+        read_files.arguments([object()])  # type: ignore[list-item]
+
+
+def test_what_another_tool_of_the_name_gives_is_what_the_handler_gets() -> None:
+    @tool
+    def read_files(paths: list[str]) -> list[dict[str, str]]:
+        """Read nothing."""
+        return [{"path": path} for path in paths]
+
+    def handle_steps(ctx: StepContext) -> Steps[object]:
+        return (yield from call(NAME, ["a"]))
+
+    with Engine([AgentDefinition("reader", handle_steps=handle_steps, tools=[read_files])]) as engine:
+        assert [{"path": "a"}] == engine.run_sync("reader").output
+
+
+NAME = BUNDLED["read_files"].name

@@ -1,0 +1,212 @@
+"""The registry, and the bundled tools as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import Engine
+from stepengine.context import output_cache
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.tools import Asking, Control, Ordinary, Spawning, ToolLike
+from stepengine.errors import DefinitionError, ToolNotAvailable
+from stepengine.testing import ScriptedModel, tool_call
+from stepengine.tools.bundled import (
+    FileChangeHook,
+    SafeFetcher,
+    SearchedDocs,
+    SearxngSearch,
+    ToolRegistry,
+    ask_user_tool,
+    change_hook_tools,
+    control_tools,
+    file_tools,
+    followup_tools,
+    search_tools,
+    shell_tools,
+    spawn_tools,
+    tool,
+    web_tools,
+)
+
+
+@tool(category="read", in_thread=False)
+def double(n: int) -> int:
+    """Double."""
+    return 2 * n
+
+
+@tool
+def other() -> None:
+    """Do nothing."""
+
+
+@pytest.mark.spec("requirements:E21", "requirements:E25")
+def test_a_registry_holds_what_was_registered_and_nothing_else() -> None:
+    registry = ToolRegistry()
+    assert ((), {}) == (registry.list(), registry.specs())
+
+    registry.register(double)
+    registry.register(other)
+    agent = AgentDefinition("a", tools=["other", double])
+
+    assert (double, None) == (registry.get("double"), registry.get("nothing"))
+    assert (True, False) == (registry.has("double"), registry.has("nothing"))
+    assert (other, double) == registry.for_agent(agent)
+    assert {"double": double.spec} == registry.specs(["double"])
+    assert "read" == registry.category("double")
+    with pytest.raises(ToolNotAvailable, match="Available tools: double, other"):
+        registry.category("nothing")
+
+
+@pytest.mark.spec("requirements:E21", "reliability:TL19")
+def test_a_second_tool_of_the_same_name_needs_replace() -> None:
+    registry = ToolRegistry([double])
+    impostor = tool(name="double")(lambda: 1)
+
+    with pytest.raises(DefinitionError, match="two tools are named 'double'"):
+        registry.register(impostor)
+    with pytest.raises(DefinitionError, match="put @tool above"):
+        registry.register(lambda: 1)  # type: ignore[arg-type]
+    registry.register(double)
+    registry.register(impostor, replace=True)
+    assert registry.get("double") is impostor
+
+
+@pytest.mark.spec("requirements:E22", "requirements:E28", "requirements:E3")
+async def test_tools_are_executed_without_an_engine_and_never_raise() -> None:
+    registry = ToolRegistry([double, *control_tools()])
+
+    assert 8 == (await registry.execute("double", {"n": "4"})).data
+    unknown = await registry.execute("treble", {})
+    assert ("error", True) == (
+        unknown.status,
+        unknown.text.startswith("Tool 'treble' is not available. Available tools: double"),
+    )
+    assert (await registry.execute("double", {})).text.startswith("Invalid parameters for double: n: is required")
+    assert (await registry.execute("double", {"n": object()})).is_error
+    assert "carried out by a run" in (await registry.execute("end_turn", {})).text
+
+
+def bundled(root: Path) -> list[ToolLike]:
+    return [
+        *file_tools(root, write=True, propose=True),
+        *search_tools(root),
+        *control_tools(),
+        ask_user_tool(),
+        *spawn_tools(),
+    ]
+
+
+@pytest.mark.spec(
+    "requirements:F1",
+    "requirements:F2",
+    "requirements:X37",
+    "requirements:F10",
+    "requirements:F17",
+    "requirements:F19",
+    "generator-contract:T33",
+    "generator-contract:T35",
+    "requirements:X44",
+)
+def test_the_bundled_sets_hold_these_tools(tmp_path: Path) -> None:
+    def names(tools: list[Any]) -> list[str]:
+        return [t.spec.name for t in tools]
+
+    reads, writes = ["read_files", "list_directory", "read_subtree"], ["write_file", "str_replace"]
+    assert reads == names(file_tools(tmp_path))
+    assert [*reads, *writes] == names(file_tools(tmp_path, write=True))
+    assert [*reads, *[f"propose_{n}" for n in writes]] == names(file_tools(tmp_path, propose=True))
+    assert ["glob", "code_search", "find_files"] == names(search_tools(tmp_path))
+    assert {"set_output", "end_turn", "task_completed", "write_todos", "think_deeply"} == set(names(control_tools()))
+    assert ["ask_user", "spawn_agents"] == names([ask_user_tool(), *spawn_tools()])
+    assert ["run_terminal_command", "check_job", "kill_job"] == names(shell_tools(tmp_path))
+    assert ["suggest_followups"] == names(followup_tools())
+    search, fetcher = SearxngSearch("http://localhost:8080"), SafeFetcher(allow="public")
+    web = web_tools(search, SearchedDocs(search, fetcher), fetcher)
+    assert {"web_search", "read_docs", "read_url"} == set(names(web))
+
+
+@pytest.mark.spec("requirements:F18")
+def test_handler_only_tools_are_never_offered() -> None:
+    assert not {"set_messages", "add_message"} & {t.spec.name for t in control_tools()}
+
+
+@pytest.mark.spec("requirements:F21", "requirements:E16", "requirements:E17")
+def test_every_bundled_tool_declares_category_and_annotations(tmp_path: Path) -> None:
+    specs = {t.spec.name: t.spec for t in bundled(tmp_path)}
+    reads = ("read_files", "list_directory", "read_subtree", "glob", "code_search", "find_files")
+    writes, proposals = ("write_file", "str_replace"), ("propose_write_file", "propose_str_replace")
+
+    assert all(specs[n].category == "read" and specs[n].annotations.read_only and specs[n].parallel_safe for n in reads)
+    assert all(
+        specs[n].category == "write" and specs[n].annotations.destructive and not specs[n].parallel_safe for n in writes
+    )
+    assert all(
+        specs[n].category == "read" and specs[n].annotations.read_only and not specs[n].parallel_safe for n in proposals
+    )
+    assert all(spec.category for spec in specs.values())
+    ordinary = (*reads, *writes, *proposals)
+    ways = {tool.spec.name: type(tool.binding().runs) for tool in bundled(tmp_path)}
+    assert {Ordinary} == {ways[n] for n in ordinary}
+    assert {Control, Spawning, Asking} == {way for n, way in ways.items() if n not in ordinary}
+
+
+def described(schema: Any, path: str = "") -> list[str]:
+    """Return the parameters of a schema that have no description."""
+    missing = []
+    for name, field in schema.get("properties", {}).items():
+        if not field.get("description"):
+            missing.append(f"{path}{name}")
+        missing += described(field.get("items", {}), f"{path}{name}.")
+    for name, inner in schema.get("$defs", {}).items():
+        missing += described(inner, f"{name}.")
+    return missing
+
+
+@pytest.mark.spec("requirements:E26")
+def test_every_bundled_tool_is_described_richly(tmp_path: Path) -> None:
+    search, fetcher = SearxngSearch("http://localhost:8080"), SafeFetcher(allow="public")
+    others: list[ToolLike] = [
+        *spawn_tools(inline=True, lookup=True)[1:],
+        *shell_tools(tmp_path),
+        *web_tools(search, SearchedDocs(search, fetcher), fetcher),
+        *followup_tools(),
+        *change_hook_tools(tmp_path, [FileChangeHook("types", ["mypy", "src"])]),
+        output_cache().read_output,
+    ]
+    lacking = {
+        tool.spec.name: [
+            word
+            for word in ("Usage", "Examples", "When not to use", "Notes")
+            if f"\n{word}:" not in tool.spec.description
+        ]
+        + described(tool.spec.input_schema)
+        for tool in [*bundled(tmp_path), *others]
+    }
+
+    assert {name: [] for name in lacking} == lacking
+    assert {"run_terminal_command", "kill_job", "read_url", "read_output", "lookup_agent_info"} < set(lacking)
+
+
+@pytest.mark.spec("requirements:E24")
+async def test_a_tool_works_with_the_object_that_it_was_constructed_with(tmp_path: Path) -> None:
+    """
+    Two sets of tools with two roots serve two agents of one engine; a definition has no place to name one.
+    """
+    agents = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(f"kept in {name}")
+        tools = [each for each in file_tools(tmp_path / name) if each.spec.name == "read_files"]
+        agents.append(AgentDefinition(name, model="t/m", tools=tools))
+    replies = [tool_call("read_files", {"paths": ["a.txt"]}), "read"]
+    results = [await Engine(models=ScriptedModel(replies)).run(agent, "go") for agent in agents]
+
+    for result, mine, other in zip(results, ("one", "two"), ("two", "one"), strict=True):
+        assert f"kept in {mine}" in result.tool_calls[0].result.text
+        assert f"kept in {other}" not in result.tool_calls[0].result.text
+    assert not {"root", "interactor", "registry", "workspace"} & {field.name for field in attrs.fields(AgentDefinition)}

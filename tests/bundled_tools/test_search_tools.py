@@ -1,0 +1,394 @@
+"""Finding files and text: the same answers from ripgrep and from Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.errors import ToolError
+from stepengine.tools.bundled import ToolRegistry, search_tools
+from stepengine.tools.bundled.search import ripgrep as ripgrep_module
+from stepengine.tools.bundled.search.hits import SearchFlags, parse_flags
+from stepengine.tools.bundled.search.ripgrep import find_ripgrep
+from stepengine.workspace.patterns import GlobPattern, safe_columns
+
+HAS_RG = find_ripgrep(("nowhere",)) is not None
+ENGINES = [
+    pytest.param(False, id="ripgrep", marks=pytest.mark.skipif(not HAS_RG, reason="ripgrep is missing")),
+    pytest.param(True, id="python"),
+]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "root"
+    files = {
+        "a.py": "def main():\n    pass\n\n# main, main\n",
+        "sub/b.py": "x\r\ndef main(x):\r\n",
+        "sub/c.txt": "Main\nmainly\n",
+        "skipped/x.py": "main\n",
+        ".gitignore": "skipped/\n*.log\n",
+        "sub/.gitignore": "!kept.log\n",
+        "sub/kept.log": "main\n",
+        "gone.log": "main\n",
+        ".github/ci.yml": "main\n",
+        ".hidden/z.py": "main\n",
+        "sub/.github/no.yml": "main\n",
+    }
+    for name, text in files.items():
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_bytes(text.encode())
+    (made / "u16.txt").write_bytes("main\n".encode("utf-16"))
+    (made / "bin").write_bytes(b"main\0main\n")
+    (made / "link.py").symlink_to("a.py")
+    return made
+
+
+async def search(root: Path, prefer_python: bool, **arguments: Any) -> Any:
+    return await ToolRegistry(search_tools(root, prefer_python=prefer_python)).execute("code_search", arguments)
+
+
+def found(stdout: str) -> dict[str, list[str]]:
+    """
+    Return file to lines of a search's text.
+    """
+    files: dict[str, list[str]] = {}
+    last = ""
+    for line in stdout.splitlines()[1:]:
+        if line.startswith("  "):
+            files[last].append(line.strip())
+        else:
+            last = line.removesuffix(":")
+            files[last] = []
+    return files
+
+
+@pytest.mark.spec("requirements:F11", "generator-contract:T13", "ecosystem:EC32", "ecosystem:EC33")
+@pytest.mark.parametrize("prefer_python", ENGINES)
+@pytest.mark.parametrize(
+    ("flags", "cwd", "expected"),
+    [
+        ("", None, {"a.py": ["Line 1: def main():", "Line 4: # main, main"], "sub/b.py": ["Line 2: def main(x):"],
+                    "sub/c.txt": ["Line 2: mainly"], "sub/kept.log": ["Line 1: main"], ".github/ci.yml": ["Line 1: main"],
+                    "u16.txt": ["Line 1: main"]}),
+        ("-w -g '*.py'", "sub", {"sub/b.py": ["Line 2: def main(x):"]}),
+        ("-i -t txt", None, {"sub/c.txt": ["Line 1: Main", "Line 2: mainly"], "u16.txt": ["Line 1: main"]}),
+        ("-x", "sub", {"sub/kept.log": ["Line 1: main"], "sub/.github/no.yml": ["Line 1: main"]}),
+        ("-v -g c.txt", "sub", {"sub/c.txt": ["Line 1: Main"]}),
+        ("-c -g '*.py'", None, {"a.py: 2": [], "sub/b.py: 1": []}),
+        ("-l -T py -g '!*.yml'", "sub", {"sub/c.txt": [], "sub/kept.log": []}),
+        ("-C1 -g b.py", None, {"sub/b.py": ["Line 1- x", "Line 2: def main(x):"]}),
+        ("-A1 -m1 -g a.py", None, {"a.py": ["Line 1: def main():", "Line 2-     pass"]}),
+        ("-S", "sub/.github", {"sub/.github/no.yml": ["Line 1: main"]}),
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_both_engines_find_the_same(
+    root: Path, prefer_python: bool, flags: str, cwd: str | None, expected: Any
+) -> None:
+    result = await search(root, prefer_python, pattern="main", flags=flags, cwd=cwd)
+
+    assert expected == found(result.data["stdout"])
+    assert {"stdout", "message", "count", "matches"} == set(result.data) - {"stderr"}
+    assert_data_says_what_the_text_says(result.data)
+
+
+def assert_data_says_what_the_text_says(data: Any) -> None:
+    told = [
+        (path, int(line.split()[1].rstrip(":")))
+        for path, lines in found(data["stdout"]).items()
+        for line in lines
+        if line.split()[1].endswith(":")
+    ]
+    files = [f"{m['path']}: {m['count']}" if "count" in m else m["path"] for m in data["matches"] if "line" not in m]
+
+    assert told == [(m["path"], m["line"]) for m in data["matches"] if "line" in m]
+    assert files == ([] if told else list(found(data["stdout"])))
+    assert len(data["matches"]) == data["count"] == int(data["message"].split()[1])
+
+
+@pytest.mark.spec("requirements:F11", "reliability:FS23")
+@pytest.mark.parametrize("prefer_python", ENGINES)
+async def test_a_search_says_when_it_was_cut(tmp_path: Path, prefer_python: bool) -> None:
+    for n in range(40):
+        (tmp_path / f"f{n:02}").write_text("match\n" * 20)
+
+    many = (await search(tmp_path, prefer_python, pattern="match")).data
+    few = (await search(tmp_path, prefer_python, pattern="match", max_results=2, flags="-g f00")).data
+    assert many["stdout"].startswith("Found 250 matches\n")
+    assert_data_says_what_the_text_says(many)
+    assert "only the first 15 matches are shown in 17 of the files; stopped at 250 matches" in many["message"]
+    assert ["Line 1: match", "Line 2: match"] == found(few["stdout"])["f00"]
+    assert "only the first 2 matches are shown in 1 of the files" in few["message"]
+    (tmp_path / "wide").write_text(("match" + "x" * 3_000 + "\n") * 20)
+    wide = (await search(tmp_path, prefer_python, pattern="match", flags="-g wide -m 5")).data
+    assert "1,005 more characters" in wide["stdout"]
+    wide = (await search(tmp_path, prefer_python, pattern="match", flags="-g wide")).data
+    assert "stopped at 20,000 characters" in wide["message"]
+
+
+ATTACKS = [
+    "--pre ./x", "--pre=./x", "--pre-glob=*", "--hostname-bin=./x", "-z", "-f pattern.txt", "-f/etc/passwd", "--follow", "-L", "--no-ignore",
+    "--hidden", "-u", "-uuu", "-.", "--", "-- -i", "a.py", "-i a.py", "-", "-iz", "-i --pre x", "-A x", "-A -1", "-m 0", "-t ../x", "-g",
+    "-A 99999", "'unclosed", "-e x", "-r x", "--json", "-t=py --pre", "-é",
+]  # fmt: skip
+
+
+@pytest.mark.spec("reliability:FS27", "generator-contract:D25")
+@pytest.mark.parametrize("flags", ATTACKS)
+async def test_a_flag_that_is_not_in_the_list_is_refused_and_nothing_is_started(
+    root: Path, flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ripgrep_module.subprocess, "Popen", None)
+
+    result = await search(root, False, pattern="main", flags=flags)
+    assert result.is_error
+    assert "NoneType" not in result.text
+
+
+@pytest.mark.spec("reliability:FS27")
+@pytest.mark.parametrize("prefer_python", ENGINES)
+async def test_neither_pattern_nor_folder_smuggles_anything(root: Path, prefer_python: bool) -> None:
+    (root / "x").write_text("#!/bin/sh\ntouch ran\n")
+    (root / "x").chmod(0o755)
+    for arguments in (
+        {"pattern": "--pre=./x"}, {"pattern": "-e"}, {"pattern": "main", "flags": "-g --pre=./x"}, {"pattern": "main", "flags": "-g '-e'"},
+    ):  # fmt: skip
+        result = await search(root, prefer_python, **arguments)
+        assert not (root / "ran").exists()
+        assert (0, []) == (result.data["count"], result.data["matches"])
+    assert "outside of the root" in (await search(root, prefer_python, pattern="x", cwd="../")).text
+
+
+@pytest.mark.spec("reliability:PM26")
+@pytest.mark.parametrize("prefer_python", ENGINES)
+async def test_names_and_patterns_that_look_like_options_are_names_and_patterns(
+    root: Path, prefer_python: bool
+) -> None:
+    for name in ("-rf", "--help", "--files-with-matches", "@sub"):
+        (root / name).write_text("needle --pre=./x\n")
+        (root / f"{name}.d").mkdir()
+        (root / f"{name}.d" / name).write_text("needle\n")
+    listed = ["--files-with-matches", "--help", "-rf", "@sub"]
+    whole = await search(root, prefer_python, pattern="needle")
+    dashed = await search(root, prefer_python, pattern="--pre=./x")
+
+    assert sorted([*listed, *[f"{n}.d/{n}" for n in listed]]) == sorted(found(whole.data["stdout"]))
+    assert listed == sorted(found(dashed.data["stdout"]))
+    for name in listed:
+        inside = await search(root, prefer_python, pattern="needle", cwd=f"{name}.d")
+        assert 1 == len(found(inside.data["stdout"]))
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "-i",
+                "-w",
+                "-F",
+                "-A3",
+                "-C",
+                "2",
+                "-t",
+                "py",
+                "-g",
+                "*.py",
+                "!x",
+                "-tjs",
+                "-iw",
+                "-m5",
+                "x",
+                "--pre",
+                "-",
+            ]
+        ),
+        max_size=6,
+    )
+)
+def test_flags_are_read_into_a_value_or_refused(words: list[str]) -> None:
+    try:
+        flags = parse_flags(" ".join(f"'{w}'" for w in words))
+    except ToolError:
+        return
+    assert isinstance(flags, SearchFlags)
+    assert all(re.fullmatch(r"[A-Za-z0-9_+-]+", t) for t in (*flags.types, *flags.not_types))
+    assert max(flags.before, flags.after, flags.max_count or 0) <= 1_000
+
+
+@pytest.mark.spec("reliability:FS23")
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+$",
+        "(a*)*b",
+        "(a|aa)+$",
+        "(a?){30}a{30}",
+        "a*a*a*a*b",
+        "a?" * 30 + "a" * 30,
+        r"(a)\1",
+        "(?:a{2,30}){2,30}b",
+        "(.*)(.*)(.*)x",
+        "(",
+    ],
+)
+async def test_python_refuses_patterns_that_could_take_for_ever(root: Path, pattern: str) -> None:
+    (root / "evil.txt").write_text("a" * 5_000)
+    result = await search(root, True, pattern=pattern)
+
+    assert result.is_error
+
+
+@pytest.mark.spec("reliability:FS23")
+@pytest.mark.skipif(not HAS_RG, reason="ripgrep is missing")
+async def test_ripgrep_takes_them_in_linear_time(root: Path) -> None:
+    (root / "evil.txt").write_text("a" * 5_000 + "b")
+
+    assert not (await search(root, False, pattern="(a+)+$")).is_error
+    assert "regex parse error" in (await search(root, False, pattern="(")).text
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"def \w+\(", "https?://.*", r"\d{1,3}\.\d{1,3}", "a|b|c", "(foo|bar)baz", "[a-z]+ = .*"]
+)
+def test_ordinary_patterns_are_fine(pattern: str) -> None:
+    assert safe_columns(pattern) >= 300
+
+
+@pytest.mark.spec("reliability:FS13")
+@pytest.mark.skipif(not HAS_RG, reason="ripgrep is missing")
+async def test_what_ripgrep_reports_is_shown_only_when_our_own_walk_finds_it(root: Path, tmp_path: Path) -> None:
+    """
+    A stand-in for ripgrep reports lines from outside, as the real one could when a folder is swapped for a link.
+    """
+    (tmp_path / "outside").write_text("stolen\n")
+    fake = tmp_path / "rg"
+    events = [
+        '{"type":"begin","data":{"path":{"text":"./a.py"}}}',
+        '{"type":"match","data":{"path":{"text":"./a.py"},"lines":{"text":"stolen\\n"},"line_number":1,"submatches":[]}}',
+        '{"type":"match","data":{"path":{"text":"./a.py"},"lines":{"text":"# main, main\\n"},"line_number":4,"submatches":[]}}',
+        '{"type":"end","data":{"path":{"text":"./a.py"},"stats":{"matched_lines":2}}}',
+        '{"type":"begin","data":{"path":{"text":"./../outside"}}}',
+        '{"type":"match","data":{"path":{"text":"./../outside"},"lines":{"text":"stolen\\n"},"line_number":1,"submatches":[]}}',
+        '{"type":"end","data":{"path":{"text":"./../outside"},"stats":{"matched_lines":1}}}',
+    ]
+    lines = "\n".join(events)
+    fake.write_text(f"#!{sys.executable}\nprint({lines!r})\n")
+    fake.chmod(0o755)
+    from stepengine.workspace.path_policy import PathPolicy
+    from stepengine.workspace.root import Root
+    from stepengine.workspace.walk import LIST_ENTRIES, WalkBudget
+
+    held = Root(root, PathPolicy())
+    base = held.open_folder(".")
+    hits = list(ripgrep_module.Ripgrep(str(fake), held, base).hits("x", SearchFlags(), 15, WalkBudget(LIST_ENTRIES)))
+    os.close(base.fd)
+    held.close()
+
+    assert [(("a.py",), [(3, 1)])] == [(h.parts, h.spans) for h in hits]
+
+
+@pytest.mark.spec("reliability:FS27")
+def test_a_ripgrep_below_the_root_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rg").write_text("#!/bin/sh\n")
+    (tmp_path / "rg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    assert shutil.which("rg") == str(tmp_path / "rg")
+    assert find_ripgrep([p for p in os.path.realpath(tmp_path).split("/") if p]) is None
+    assert find_ripgrep(("elsewhere",)) == os.path.realpath(tmp_path / "rg")
+
+
+@pytest.mark.spec("requirements:F13", "generator-contract:T11", "ecosystem:EC33")
+async def test_files_are_found_newest_first_with_their_exact_number(root: Path) -> None:
+    for age, name in enumerate(["sub/b.py", "a.py"]):
+        os.utime(root / name, (1_000 - age, 1_000 - age))
+    os.utime(root / ".hidden/z.py", (5, 5))
+    tools = ToolRegistry(search_tools(root))
+
+    result = await tools.execute("glob", {"pattern": "**/*.py", "max_results": 2})
+    assert {
+        "files": ["sub/b.py", "a.py"],
+        "count": 3,
+        "message": "Found 3 files; the newest 2 are shown",
+    } == result.data
+    below = await tools.execute("glob", {"pattern": "*.{py,txt}", "cwd": "sub"})
+    assert {"sub/b.py", "sub/c.txt"} == set(below.data["files"])  # type: ignore[index,call-overload]
+
+
+@pytest.mark.spec("generator-contract:D29", "generator-contract:T11")
+@pytest.mark.deep
+async def test_the_number_of_files_is_exact_beyond_ten_thousand(tmp_path: Path) -> None:
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        for n in range(3_335):
+            os.close(os.open(tmp_path / folder / f"{n}.txt", os.O_CREAT | os.O_WRONLY))
+    os.utime(tmp_path / "b" / "7.txt", (4_000_000_000, 4_000_000_000))
+    result = await ToolRegistry(search_tools(tmp_path)).execute("glob", {"pattern": "**/*.txt", "max_results": 1})
+
+    assert {
+        "files": ["b/7.txt"],
+        "count": 10_005,
+        "message": "Found 10,005 files; the newest 1 are shown",
+    } == result.data
+
+
+@pytest.mark.spec("reliability:FS23")
+@pytest.mark.parametrize("pattern", ["../**", "/etc/*", "a/../../b", "{a,b}" * 7, "x" * 600, "/".join("a" * 70)])
+async def test_patterns_that_leave_the_root_or_explode_are_refused(root: Path, pattern: str) -> None:
+    result = await ToolRegistry(search_tools(root)).execute("glob", {"pattern": pattern})
+
+    assert result.is_error
+    assert "cannot be used" in result.text
+
+
+@pytest.mark.spec("reliability:FS23", "reliability:FP5")
+async def test_too_many_entries_end_a_walk_and_the_result_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepengine.tools.bundled.search import tools as module
+
+    for n in range(30):
+        (tmp_path / f"f{n}").write_text("")
+    monkeypatch.setattr(module, "WalkBudget", lambda **_: budget(10))
+    result = await ToolRegistry(search_tools(tmp_path)).execute("glob", {"pattern": "*"})
+
+    assert 10 == result.data["count"]  # type: ignore[index,call-overload]
+    assert "incomplete: stopped after 10 entries" in result.data["message"]  # type: ignore[index,call-overload,operator]
+
+
+def budget(entries: int) -> Any:
+    from stepengine.workspace.walk import WalkBudget
+
+    return WalkBudget(entries)
+
+
+names = st.text(alphabet="ab.", min_size=1, max_size=4).filter(lambda n: n not in {".", ".."})
+globs = st.sampled_from(["*", "**", "a*", "*.b", "?", "[ab]", "a", "*a*"])
+
+
+def slow_match(form: list[str], parts: list[str]) -> bool:
+    """
+    Match the way the words of the description say it.
+    """
+    import fnmatch
+
+    if not form:
+        return not parts
+    if form[0] == "**":
+        return any(slow_match(form[1:], parts[n:]) for n in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], form[0]) and slow_match(form[1:], parts[1:])
+
+
+@given(st.lists(globs, min_size=1, max_size=4), st.lists(names, min_size=1, max_size=4))
+def test_a_pattern_matches_component_by_component(form: list[str], parts: list[str]) -> None:
+    assert slow_match(form, parts) == GlobPattern("/".join(form)).match(parts)

@@ -1,0 +1,309 @@
+"""Git commands that only look run no program that the repository names, whatever its settings are called (reliability 3.7)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import attrs
+import pytest
+
+from stepengine.permissions.commands import READ_ONLY
+from stepengine.tools.bundled import ToolContext, ToolRegistry, shell_tools
+from stepengine.tools.bundled.shell import running
+from stepengine.workspace import environment
+
+LOOKS = ("git status", "git diff", "git log -p", "git show", "git blame -- a.txt")
+SIGNATURE = "gpgsig -----BEGIN PGP SIGNATURE-----\n \n aGVsbG8=\n -----END PGP SIGNATURE-----\n"
+
+
+@attrs.frozen
+class Foreign:
+    """
+    A repository that somebody else configured, with a changed file, a signed commit and a submodule.
+
+    What it names stands in its own ``.git``: in a sandbox there is nothing beside the root that could be run.
+    """
+
+    root: Path
+    evil: Path
+    canary: Path
+
+    def git(self, *words: str, cwd: str = ".", given: str | None = None) -> str:
+        """Run git as anybody would, with nothing overridden."""
+        person = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        nobody = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+        done = subprocess.run(
+            ["git", *words], cwd=self.root / cwd, env={**os.environ, **person, **nobody}, input=given,
+            capture_output=True, encoding="utf-8", check=False,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    def ran(self) -> list[str]:
+        """Return what ran since the last look."""
+        found = self.canary.read_text().split() if self.canary.exists() else []
+        self.canary.unlink(missing_ok=True)
+        return found
+
+    async def shell(self, command: str | list[str]) -> str:
+        """Run a command with the shell tool."""
+        tools = ToolRegistry(shell_tools(self.root))
+        result = await tools.execute("run_terminal_command", {"command": command}, ToolContext.for_test())
+        assert not result.is_error, result.text
+        assert result.data["exit_code"] == 0, result.text
+        return str(result.data["stdout"])
+
+
+@pytest.fixture(scope="session")
+def configured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    The folder of a repository to copy: eleven processes make it.
+    """
+    folder = tmp_path_factory.mktemp("foreign")
+    made = Foreign(folder / "root", folder / "evil", folder / "canary")
+    (made.root / "sub").mkdir(parents=True)
+    for folder in ("sub", "."):
+        made.git("init", "-q", cwd=folder)
+        (made.root / folder / "a.txt").write_text("before\n")
+        (made.root / folder / ".gitattributes").write_text("* filter=x diff=x\n")
+        made.git("add", ".", cwd=folder)
+        made.git("commit", "-q", "-m", "first", cwd=folder)
+    signed = made.git("cat-file", "commit", "HEAD").replace("\n\n", f"\n{SIGNATURE}\n", 1)
+    made.git("reset", "-q", made.git("hash-object", "-t", "commit", "-w", "--stdin", given=signed))
+    for folder in ("sub", "."):  # as long as it was, so that git has to look inside
+        (made.root / folder / "a.txt").write_text("behind\n")
+    return made.root
+
+
+@pytest.fixture
+def foreign(configured: Path, tmp_path: Path) -> Foreign:
+    planted = tmp_path / "root" / ".git" / "planted"
+    made = Foreign(tmp_path / "root", planted / "evil", planted / "canary")
+    shutil.copytree(configured, made.root, symlinks=True)
+    planted.mkdir()
+    made.evil.write_text(f'#!/bin/sh\necho ${{0##*/}} >> {made.canary}\nexec cat "$@"\n')
+    made.evil.chmod(0o755)
+    return made
+
+
+PLANTS = {
+    "clean": {"filter.x.clean": "{evil}"},
+    "process": {"filter.x.process": "{evil}"},
+    "smudge": {"filter.x.clean": "{evil}", "filter.x.smudge": "{evil}", "filter.x.required": "true"},
+    "external": {"diff.external": "{evil}"},
+    "command": {"diff.x.command": "{evil}"},
+    "textconv": {"diff.x.textconv": "{evil}"},
+    "fsmonitor": {"core.fsmonitor": "{evil}"},
+    "hooks": {"core.hooksPath": "{hooks}"},
+    "signature": {"gpg.program": "{evil}", "log.showSignature": "true"},
+    "format": {"gpg.program": "{evil}", "format.pretty": "%G? %s"},
+    "fetch": {
+        "remote.origin.url": "{root}", "remote.origin.uploadpack": "{evil}", "remote.origin.promisor": "true",
+        "extensions.partialClone": "origin", "core.repositoryFormatVersion": "1",
+    },
+    "network": {
+        "core.sshCommand": "{evil}", "core.gitProxy": "{evil}", "credential.helper": "{evil}", "core.pager": "{evil}",
+        "core.editor": "{evil}", "alias.status": "!{evil}", "pager.log": "{evil}",
+    },
+}  # fmt: skip
+INERT = {"network"}
+"""What git itself does not run for these commands, without a terminal."""
+
+
+def plant(foreign: Foreign, name: str, *options: str, cwd: str = ".") -> None:
+    hooks = foreign.evil.with_name("hooks")
+    hooks.mkdir(exist_ok=True)
+    if not (hooks / "post-index-change").exists():
+        (hooks / "post-index-change").symlink_to(foreign.evil)
+    for key, value in PLANTS[name].items():
+        foreign.git("config", *options, key, value.format(evil=foreign.evil, hooks=hooks, root=foreign.root), cwd=cwd)
+
+
+def lose_a_blob(foreign: Foreign) -> None:
+    blob = foreign.git("rev-parse", "HEAD:a.txt")
+    (foreign.root / ".git/objects" / blob[:2] / blob[2:]).unlink()
+
+
+@pytest.mark.spec("reliability:PM14")
+@pytest.mark.parametrize("name", [name for name in PLANTS if name != "fetch"])
+async def test_a_git_command_that_looks_runs_no_program_of_the_repository(foreign: Foreign, name: str) -> None:
+    plant(foreign, name)
+    shown = [await foreign.shell(command) for command in LOOKS]
+
+    assert foreign.ran() == []
+    assert "modified:   a.txt" in shown[0]
+    assert "+behind" in shown[1]
+    assert all("+before" in text for text in shown[2:4])
+
+    os.utime(foreign.root / ".gitattributes", (1, 1))  # so that git has an index to write, which a hook is told of
+    for command in LOOKS:
+        foreign.git(*command.split()[1:])
+    assert bool(foreign.ran()) == (name not in INERT)
+
+
+@pytest.mark.spec("reliability:PM14")
+async def test_what_a_partial_clone_lacks_is_not_fetched(foreign: Foreign) -> None:
+    plant(foreign, "fetch")
+    lose_a_blob(foreign)
+    tools = ToolRegistry(shell_tools(foreign.root))
+    for command in LOOKS:
+        await tools.execute("run_terminal_command", {"command": command}, ToolContext.for_test())
+
+    assert foreign.ran() == []
+    foreign.git("show")
+    assert foreign.ran()
+
+
+@pytest.mark.spec("reliability:PM14")
+@pytest.mark.parametrize("where", ["include", "worktree", "submodule", "elsewhere", "options"])
+async def test_it_does_not_matter_where_the_program_is_named(foreign: Foreign, where: str) -> None:
+    commands: list[list[str]] = [["git", "status"], ["git", "diff"]]
+    if where == "include":
+        plant(foreign, "clean", "--file", "more")
+        foreign.git("config", "includeIf.gitdir:**.path", str(foreign.root / "more"))
+    elif where == "worktree":
+        foreign.git("config", "extensions.worktreeConfig", "true")
+        plant(foreign, "clean", "--worktree")
+    elif where == "submodule":
+        plant(foreign, "clean", cwd="sub")
+        foreign.git("config", "diff.submodule", "diff")
+        foreign.git("config", "status.submoduleSummary", "true")
+        foreign.git("config", "submodule.sub.ignore", "none")
+    elif where == "elsewhere":
+        plant(foreign, "clean", cwd="sub")
+        commands = [["git", "-C", "sub", "--no-pager", "status"], ["git", "--no-pager", "-C", "sub", "diff"]]
+    else:
+        plant(foreign, "clean")
+        commands = [["git", f"--git-dir={foreign.root}/.git", "--work-tree", str(foreign.root), "status"]]
+    for command in commands:
+        await foreign.shell(command)
+
+    assert foreign.ran() == []
+    for command in commands:
+        foreign.git(*command[1:])
+    assert foreign.ran()
+
+
+@pytest.mark.spec("reliability:PM14")
+async def test_a_name_of_any_bytes_is_overridden(foreign: Foreign) -> None:
+    name = "\u00e9.b=c".encode("latin-1")
+    with (foreign.root / ".git/config").open("ab") as config:
+        config.write(b'[filter "' + name + b'"]\nclean = ' + bytes(foreign.evil) + b"\n")
+    (foreign.root / ".gitattributes").write_bytes(b"* filter=" + name + b"\n")
+    await foreign.shell("git status")
+
+    assert foreign.ran() == []
+    foreign.git("status")
+    assert foreign.ran()
+
+
+@pytest.mark.spec("reliability:PM14")
+async def test_a_command_that_changes_something_keeps_the_filters_of_the_repository(foreign: Foreign) -> None:
+    """Without its filter a file would be stored as it must not be: unencrypted, or large."""
+    plant(foreign, "clean")
+    plant(foreign, "hooks")
+    await foreign.shell("git add a.txt")
+    assert set(foreign.ran()) == {"evil"}
+
+
+@pytest.mark.spec("reliability:PM14")
+@pytest.mark.parametrize("problem", ["broken", "endless", "many"])
+async def test_a_configuration_that_cannot_be_read_is_a_reason_not_to_look(
+    foreign: Foreign, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = foreign.root / ".git/config"
+    if problem == "broken":
+        config.write_text("[filter\n")
+    elif problem == "endless":
+        monkeypatch.setattr(running, "READ_SECONDS", 0.3)
+        os.mkfifo(foreign.root / "more")
+        foreign.git("config", "include.path", "../more")
+    else:
+        config.write_text(config.read_text() + "".join(f'[filter "x{n}"]\nclean = x\n' for n in range(1_001)))
+    tools = ToolRegistry(shell_tools(foreign.root))
+    result = await tools.execute("run_terminal_command", {"command": "git status"}, ToolContext.for_test())
+
+    assert result.is_error
+    assert "was not executed" in result.text
+    said = {"broken": "bad config", "endless": "longer than 0.3 s", "many": "1,001"}
+    assert said[problem] in result.text
+
+
+def test_every_git_command_that_the_policy_takes_for_looking_is_known_here() -> None:
+    forms = [form.prefix for form in READ_ONLY if form.prefix[0] == "git"]
+    assert all(environment.looking(prefix) for prefix in forms)
+    assert all(
+        environment.looking(words) is None for words in [("git",), ("git", "commit"), ("git", "-C", "status"), ("ls",)]
+    )
+
+
+@pytest.fixture
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root folder, and a user with a configuration of git that holds more than a name."""
+    config = tmp_path / "gitconfig"
+    config.write_text(
+        "[user]\nname = Ada Lovelace\nemail = ada@example.com\nsigningkey = CANARY\n"
+        '[credential]\nhelper = CANARY\n[url "CANARY"]\ninsteadOf = x\n'
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+async def committed(root: Path) -> tuple[str, str]:
+    """Commit with the shell tool; return who did, and the variables of the command."""
+    tools = ToolRegistry(shell_tools(root, allow_shell=True))
+    script = "git init -q\necho a >a\ngit add a\ngit commit -qm a\ngit log --format='%an <%ae> %cn <%ce>'\n"
+    lines = []
+    for command in (script, "env; git config --list"):
+        result = await tools.execute("run_terminal_command", {"command": command}, ToolContext.for_test())
+        assert result.data["exit_code"] == 0, result.text
+        lines.append(str(result.data["stdout"]).strip())
+    return lines[0], lines[1]
+
+
+@pytest.mark.spec("reliability:HP2")
+async def test_a_commit_has_the_name_and_address_of_the_user_and_nothing_else_of_the_configuration(
+    person: Path,
+) -> None:
+    """
+    In codebuff, whose commands see the real home folder, a commit has the same author.
+    """
+    codebuff = "Ada Lovelace <ada@example.com> Ada Lovelace <ada@example.com>"
+    who, seen = await committed(person)
+
+    assert who == codebuff
+    assert "CANARY" not in seen
+
+
+@pytest.mark.spec("reliability:HP2")
+async def test_the_name_that_a_repository_sets_counts_before_that_of_the_user(person: Path) -> None:
+    own = "[core]\nrepositoryformatversion = 0\n[user]\nemail = ada@work.example\n"
+    for folder in ("objects", "refs"):
+        (person / ".git" / folder).mkdir(parents=True)
+    (person / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (person / ".git" / "config").write_text(own)
+
+    assert (await committed(person))[0] == "Ada Lovelace <ada@work.example> Ada Lovelace <ada@work.example>"
+
+
+@pytest.mark.spec("reliability:HP2")
+async def test_variables_of_this_process_name_the_author_before_the_configuration(
+    person: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "Countess")
+
+    assert (await committed(person))[0] == "Countess <ada@example.com> Ada Lovelace <ada@example.com>"
+
+
+@pytest.mark.spec("reliability:HP2")
+async def test_without_a_name_of_the_user_git_gets_none(person: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    tools = ToolRegistry(shell_tools(person))
+    result = await tools.execute("run_terminal_command", {"command": "env"}, ToolContext.for_test())
+
+    assert "GIT_AUTHOR" not in result.text
+    assert "GIT_COMMITTER" not in result.text

@@ -1,0 +1,265 @@
+"""Agents that run programs: in a run, with children, cancelled, killed, resumed."""
+
+# ruff: noqa: ASYNC220
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentCall, AgentDefinition, Engine, Limits, RunStatus, ToolCall
+from stepengine.errors import UnknownOutcome
+from stepengine.events import ToolProgress
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.tools.bundled import ToolContext, shell_tools, tool
+from stepengine.tools.bundled.shell import process
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+RUN = "run_terminal_command"
+
+
+async def until(happened: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(20):
+        while not (found := happened()):  # noqa: ASYNC110  (another process makes it happen)
+            await asyncio.sleep(0.01)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Kill what does not stop after 0.2 seconds instead of 1.5.
+    """
+    monkeypatch.setattr(process, "COMMAND_TERM_SECONDS", 0.2)
+
+
+def basher(*tools: Any, **options: Any) -> AgentDefinition[Any]:
+    return AgentDefinition(id="basher", tools=list(tools), **options)
+
+
+@pytest.mark.spec("requirements:F8", "generator-contract:T15", "requirements:E10")
+async def test_a_model_runs_programs_and_reads_what_they_print(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("print('tests', 'passed')")
+    model = ScriptedModel(
+        [
+            tool_call(RUN, {"command": [sys.executable, "test_it.py"]}),
+            tool_calls(tool_call(RUN, {"command": "ls; rm x"}), tool_call(RUN, {"command": "false"})),
+            text("done"),
+        ]
+    )
+    shown: list[str] = []
+    engine = Engine(
+        models=model, observers=[lambda e: shown.append(e.message) if isinstance(e, ToolProgress) else None]
+    )
+    async with engine:
+        result = await engine.run(basher(*shell_tools(tmp_path), model="m"), "Run the tests.")
+
+    first, second, third = [log.result for log in result.tool_calls]
+    assert result.unwrap() == "done"
+    assert (first.data["exit_code"], first.data["stdout"]) == (0, "tests passed\n")
+    assert "needs a shell" in second.text
+    assert third.data["exit_code"] == 1
+    assert shown == ["tests passed\n"]
+
+
+def slow(ctx: Any) -> Any:
+    yield ToolCall(RUN, {"command": "trap '' TERM; sleep 100 & echo $! > new; mv new pid; wait"})
+
+
+@LINUX
+@pytest.mark.spec("reliability:SH04", "reliability:SH17")
+@pytest.mark.parametrize("way", ["interrupt", "shutdown", "closed", "cancelled", "limit"])
+async def test_however_a_run_ends_its_command_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, elsewhere: Any
+) -> None:
+    engine = Engine()
+    agent = basher(*shell_tools(tmp_path, allow_shell=True), handle_steps=slow)
+    handle = engine.start(agent, limits=Limits(max_seconds=60 if way == "limit" else None))
+    pid = int(await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    assert elsewhere.running([pid])
+    if way == "interrupt":
+        handle.interrupt()
+    elif way == "cancelled":
+        handle._task.cancel()
+    elif way == "shutdown":
+        await handle.shutdown()
+    elif way == "limit":
+        loop = asyncio.get_running_loop()
+        before = loop.time
+        monkeypatch.setattr(loop, "time", lambda: before() + 60)
+    waiting = asyncio.create_task(handle.result())
+    await asyncio.sleep(0)
+    if way == "closed":
+        await engine.aclose()
+    await asyncio.wait((waiting,), timeout=20)
+    await engine.aclose()
+
+    assert waiting.done()
+    assert waiting.cancelled() is (way == "cancelled")
+    assert waiting.cancelled() or waiting.result().status is not RunStatus.COMPLETED
+    assert not elsewhere.running([pid])
+
+
+def child_with_job(ctx: Any) -> Any:
+    started = yield ToolCall(RUN, {"command": ["sleep", "100"], "process_type": "BACKGROUND"})
+    seen = yield ToolCall("check_job", {"job_id": started.tool_result.data["job_id"]})
+    return {"pid": started.tool_result.data["pid"], "status": seen.tool_result.data["status"]}
+
+
+@LINUX
+@pytest.mark.spec("requirements:F9", "requirements:X30", "reliability:SH14")
+async def test_a_job_ends_with_its_own_run_and_the_result_lists_it(tmp_path: Path, elsewhere: Any) -> None:
+    tools = shell_tools(tmp_path)
+    children: list[Any] = []
+
+    def parent(ctx: Any) -> Any:
+        mine = (yield ToolCall(RUN, {"command": ["sleep", "100"], "process_type": "BACKGROUND"})).tool_result.data
+        child = yield from AgentCall("helper")
+        children.append((child["status"], elsewhere.running([child["pid"], mine["pid"]]) == [mine["pid"]]))
+        return {"mine": mine["pid"]}
+
+    helper = AgentDefinition(id="helper", tools=tools, handle_steps=child_with_job, output_mode="structured_output")
+    agent = basher(*tools, handle_steps=parent, spawnable_agents=[helper], output_mode="structured_output")
+    journal = MemoryJournal()
+    async with Engine([helper, agent]) as engine:
+        result = await engine.run(agent, journal=journal)
+        replayed = await engine.replay(journal)
+
+    assert children[0] == ("running", True)
+    assert not elsewhere.running([result.output["mine"]])
+    assert len([w for w in result.warnings if "(sleep 100) was ended with its run" in w]) == 2
+    assert [e.kind for log in result.tool_calls for e in log.result.side_effects] == ["job_started"]
+    assert replayed == result
+
+
+CRASH = """
+    import asyncio, sys
+    from stepengine import AgentDefinition, Engine, ToolCall
+    from stepengine.tools.bundled import ToolContext, shell_tools, tool
+
+    def handler(ctx):
+        yield ToolCall("run_terminal_command", {"command": "echo once >> ran; touch begun; exec sleep 100"})
+
+    agent = AgentDefinition(id="basher", tools=shell_tools(sys.argv[1], allow_shell=True), handle_steps=handler)
+    asyncio.run(Engine([agent]).run("basher", journal=sys.argv[2]))
+    """
+
+
+@LINUX
+@pytest.mark.spec("reliability:SH15", "reliability:SH04")
+async def test_a_command_in_doubt_is_not_run_again(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    root = tmp_path / "root"
+    root.mkdir()
+    arguments = [sys.executable, "-c", textwrap.dedent(CRASH), str(root), str(file)]
+    with subprocess.Popen(arguments, env={**os.environ, "TMPDIR": str(tmp_path)}) as crashing:
+        try:
+            await until((root / "begun").exists)
+        finally:
+            crashing.kill()
+    caught: list[UnknownOutcome] = []
+
+    def handler(ctx: Any) -> Any:
+        try:
+            yield ToolCall(RUN, {"command": "echo once >> ran; touch begun; exec sleep 100"})
+        except UnknownOutcome as error:
+            caught.append(error)
+
+    agent = basher(*shell_tools(root, allow_shell=True), handle_steps=handler)
+    async with Engine([agent]) as engine:
+        result = await engine.resume(FileJournal(file))
+
+    assert result.status is RunStatus.COMPLETED
+    assert (root / "ran").read_text() == "once\n"
+    assert "run_terminal_command" in str(caught[0])
+    assert "echo once >> ran" in str(caught[0])
+
+
+@pytest.mark.spec("reliability:SH14", "reliability:SH15")
+async def test_a_replay_runs_nothing(tmp_path: Path) -> None:
+    def handler(ctx: Any) -> Any:
+        result = yield ToolCall(RUN, {"command": "echo ran >> ran; echo said"})
+        return result.tool_result.data["stdout"]
+
+    agent = basher(*shell_tools(tmp_path, allow_shell=True), handle_steps=handler)
+    journal = MemoryJournal()
+    async with Engine([agent]) as engine:
+        first = await engine.run("basher", journal=journal)
+        again = await engine.replay(journal)
+
+    assert first.unwrap() == again.unwrap() == "said\n"
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert os.listdir(tmp_path) == ["ran"]  # noqa: PTH208  (names are enough)
+
+
+@LINUX
+@pytest.mark.spec("reliability:SH14", "reliability:SH04")
+async def test_a_job_ends_with_a_run_that_is_cancelled_again_and_again(tmp_path: Path, elsewhere: Any) -> None:
+    pids: list[int] = []
+
+    def handler(ctx: Any) -> Any:
+        job = yield ToolCall(
+            RUN, {"command": "trap '' TERM; while :; do sleep 0.1; done", "process_type": "BACKGROUND"}
+        )
+        pids.append(job.tool_result.data["pid"])
+        yield ToolCall("check_job", {"job_id": job.tool_result.data["job_id"], "timeout_seconds": 100})
+
+    agent = basher(*shell_tools(tmp_path, allow_shell=True), handle_steps=handler)
+    async with Engine() as engine:
+        task = asyncio.create_task(engine.run(agent))
+        await until(lambda: pids)
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0.02)
+        assert task.cancelled()
+
+    assert not elsewhere.running(pids)
+
+
+class Broken:
+    """
+    Something of a run whose end fails.
+    """
+
+    async def aclose(self) -> list[str]:
+        raise RuntimeError("no end")
+
+
+async def test_what_tools_keep_is_ended_in_reverse_order_even_when_one_end_fails() -> None:
+    ended: list[str] = []
+
+    class Kept:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def aclose(self) -> list[str]:
+            ended.append(self.name)
+            return [f"{self.name} was open"]
+
+    @tool
+    async def keep(ctx: ToolContext, name: str) -> str:
+        """Keep something."""
+        kept: Any = ctx.of_run(name, Broken if name == "broken" else lambda: Kept(name))
+        assert kept is ctx.of_run(name, Broken)
+        return name
+
+    def handler(ctx: Any) -> Any:
+        for name in ("a", "broken", "b"):
+            yield ToolCall("keep", {"name": name})
+
+    async with Engine() as engine:
+        result = await engine.run(basher(keep, handle_steps=handler))
+
+    assert result.status is RunStatus.COMPLETED
+    assert ended == ["b", "a"]
+    expected = ["b was open", "Broken could not be ended: RuntimeError: no end", "a was open"]
+    assert [w for w in result.warnings if w in expected] == expected

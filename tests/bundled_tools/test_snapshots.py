@@ -1,0 +1,79 @@
+"""Snapshots of folders: a copy to try something in, from which a run is forked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from stepengine.errors import DefinitionError, WorkspaceLost
+from stepengine.tools.bundled import ToolRegistry, Workspace, file_tools, shell_tools
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    (made / "sub").mkdir(parents=True)
+    (made / "sub" / "a.sh").write_text("one\n")
+    (made / "sub" / "a.sh").chmod(0o751)
+    (made / "link").symlink_to("../outside")
+    (made / "gone").symlink_to("nowhere")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("secret")
+    return made
+
+
+@pytest.mark.spec("reliability:WS10")
+async def test_a_snapshot_of_a_folder_is_a_workspace_of_its_own_with_links_as_they_are(
+    project: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(project / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(project / "socket"))
+    snapshot = Workspace(project, project / "sub").snapshot(tmp_path / "copies" / "one")
+    await ToolRegistry(file_tools(snapshot, write=True)).execute("write_file", {"path": "sub/a.sh", "content": "two\n"})
+
+    copy = tmp_path / "copies" / "one"
+    assert (copy, copy / "sub") == (snapshot.root, snapshot.cwd)
+    assert ("one\n", "two\n") == ((project / "sub" / "a.sh").read_text(), (copy / "sub" / "a.sh").read_text())
+    assert (0o751, "../outside", "nowhere") == (
+        (copy / "sub" / "a.sh").stat().st_mode & 0o777, str((copy / "link").readlink()), str((copy / "gone").readlink()),
+    )  # fmt: skip
+    assert ["gone", "link", "sub"] == sorted(one.name for one in copy.iterdir())
+    assert snapshot.snapshot(tmp_path / "copies" / "two").root == tmp_path / "copies" / "two"
+    snapshot.discard()
+    assert copy.exists()
+
+
+@pytest.mark.spec("reliability:WS10")
+def test_a_place_that_keeps_no_snapshot_and_a_folder_that_is_there_are_refused(project: Path, tmp_path: Path) -> None:
+    for to, error, words in (
+        (tmp_path / "outside", DefinitionError, "is there already"),
+        (project / "sub" / "copy", DefinitionError, "lies in the folder"),
+        (project / "link" / "x", None, ""),
+        (tmp_path / "outside" / "secret" / "x", WorkspaceLost, "cannot be made"),
+    ):
+        if error is not None:
+            with pytest.raises(error, match=words):
+                Workspace(project).snapshot(to)
+    with pytest.raises(DefinitionError, match="has no snapshots"):
+        Workspace.over(["env"], project).snapshot(tmp_path / "x")
+    with pytest.raises(DefinitionError, match="has no snapshots"):
+        Workspace.ssh("host", "/x").snapshot(tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+@pytest.mark.spec("reliability:WS10")
+async def test_a_snapshot_of_a_sandbox_is_a_sandbox(project: Path, tmp_path: Path) -> None:
+    with Workspace.bubblewrap(project).snapshot(tmp_path / "copy") as place:
+        result = await ToolRegistry(shell_tools(place)).execute(
+            "run_terminal_command", {"command": ["ls", str(project)]}
+        )
+        seen = await ToolRegistry(shell_tools(place)).execute("run_terminal_command", {"command": ["cat", "sub/a.sh"]})
+
+    assert (0, "one\n") == (min(result.data["exit_code"], 0), seen.data["stdout"])
+    assert result.data["exit_code"] != 0

@@ -1,0 +1,928 @@
+"""
+Programs as models write them, the functions that they have, and made-up answers: what a check must let through.
+
+`WRITTEN` were written by hand, one after another as answers to tasks; `families()` makes more of a few shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from stepengine import AgentDefinition
+from stepengine.data.tools import ToolSpec
+from stepengine.sandbox.stubs import Stubs, stubs_of
+
+TEXT: dict[str, Any] = {"type": "string"}
+INTEGER: dict[str, Any] = {"type": "integer"}
+
+
+def tool(name: str, description: str = "", required: tuple[str, ...] = (), **properties: Any) -> ToolSpec:
+    return ToolSpec(name, description, {"type": "object", "properties": properties, "required": list(required)})
+
+
+ROW = {
+    "type": "object",
+    "properties": {
+        "id": INTEGER,
+        "name": TEXT,
+        "amount": {"type": "number"},
+        "tags": {"type": "array", "items": TEXT},
+        "created": TEXT,
+    },
+    "required": ["id", "name", "amount", "tags", "created"],
+}
+TOOLS = [
+    tool("query", "Get rows of a table.", ("table",), table=TEXT, limit={**INTEGER, "default": 10}),
+    tool(
+        "price", "Get the price of an item.", ("item",), item=TEXT, currency={"enum": ["EUR", "USD"], "default": "EUR"}
+    ),
+    tool("book", "Book so many of an item.", ("item", "count"), item=TEXT, count=INTEGER),
+    tool("lookup", "Look something up.", ("key",), key=TEXT),
+    tool("read-file", "Read a text file.", ("path",), path=TEXT),
+    tool("fetch", "Get a web page.", ("url",), url=TEXT, headers={"type": "object"}),
+    tool("add", "Add two numbers.", ("a", "b"), a=INTEGER, b=INTEGER),
+    tool("list", "List the files of a folder."),
+    tool("mcp_issues", "Find issues.", ("search-for",), **{"search-for": TEXT, "max": INTEGER}),
+]
+OUTPUTS: dict[str, Any] = {
+    "query": {"type": "array", "items": ROW},
+    "price": {
+        "type": "object",
+        "properties": {"item": TEXT, "value": {"type": "number"}, "currency": TEXT},
+        "required": ["item", "value", "currency"],
+    },
+    "read-file": TEXT,
+    "add": INTEGER,
+    "list": {"type": "array", "items": TEXT},
+}
+AGENTS = [AgentDefinition("researcher", model="t/m", description="Finds things out.")]
+
+
+def stubs() -> Stubs:
+    return stubs_of(TOOLS, AGENTS, ask=True, outputs=OUTPUTS)
+
+
+PAGE = "<h1>Title</h1>\n<a href='/a'>A</a>\n<a href='/b'>B</a>\nversion 1.2.3 of 2026-11-20, 17 open"
+FILE = "# todo\nalpha=1\nbeta=2\n\nERROR first\nINFO second\nERROR third\nname,amount\nx,3\ny,4\n"
+
+
+def answer(name: str, given: dict[str, Any]) -> Any:
+    """Return what a call gives; raises what it fails with."""
+    if "missing" in given.values():
+        raise RuntimeError("no such thing: missing")
+    if "denied" in given.values():
+        raise PermissionError("a person said no")
+    match name:
+        case "query":
+            return [row(number) for number in range(min(given.get("limit", 10), 6))]
+        case "price":
+            value = float(len(given["item"]) * 2 + 1)
+            return {"item": given["item"], "value": value, "currency": given.get("currency", "EUR")}
+        case "add":
+            return given["a"] + given["b"]
+        case "fetch":
+            return {"status": 200, "body": PAGE, "json": {"items": [{"id": 1, "ok": True}, {"id": 2, "ok": False}]}}
+        case "list":
+            return ["a.txt", "b.py", "c.md"]
+    return {
+        "book": f"booked {given.get('count')} of {given.get('item')}",
+        "lookup": {"key": given.get("key"), "values": [3, 1, 2], "owner": {"name": "Ada", "mail": "ada@example.org"}},
+        "read-file": FILE,
+        "researcher": f"found: {given.get('prompt')}",
+        "mcp_issues": [{"number": 7, "title": "It breaks", "labels": ["bug"], "open": True}],
+        "ask": "yes",
+    }[name]
+
+
+def row(number: int) -> dict[str, Any]:
+    tags = ["new", "old"][: number % 3]
+    return {
+        "id": number, "name": f"item-{number}", "amount": 1.5 * number, "tags": tags, "created": f"2026-11-{10 + number}",
+    }  # fmt: skip
+
+
+PROGRAMS = r'''
+rows = await query("orders", limit=5)
+total = sum(row["amount"] for row in rows)
+print(f"{len(rows)} orders, {total:.2f} in all")
+total
+=====
+import asyncio
+
+items = ["apple", "pear", "plum"]
+prices = await asyncio.gather(*[price(item) for item in items])
+for item, found in zip(items, prices):
+    print(item, found["value"])
+min(prices, key=lambda p: p["value"])["item"]
+=====
+import asyncio
+
+async def total_for(item: str, count: int) -> float:
+    found = await price(item)
+    return found["value"] * count
+
+basket = {"apple": 3, "pear": 1}
+totals = await asyncio.gather(*(total_for(item, count) for item, count in basket.items()))
+print(dict(zip(basket, totals)))
+=====
+try:
+    found = await lookup("missing")
+except ToolError as error:
+    print("not found:", error)
+    found = None
+print(found)
+=====
+results = {}
+for name in ["apple", "missing", "denied"]:
+    try:
+        results[name] = await price(name)
+    except PermissionError as e:
+        results[name] = f"denied: {e}"
+    except Exception as e:
+        results[name] = f"{type(e).__name__}: {e}"
+results
+=====
+import json
+
+page = await fetch("https://example.org/api")
+data = page["json"]
+good = [item for item in data["items"] if item["ok"]]
+print(json.dumps(good, indent=2, sort_keys=True))
+=====
+import re
+
+page = await fetch("https://example.org")
+links = re.findall(r"href='([^']+)'", page["body"])
+match = re.search(r"version (\d+)\.(\d+)\.(\d+)", page["body"])
+if match:
+    major, minor, patch = (int(part) for part in match.groups())
+    print(major, minor, patch)
+print(links)
+=====
+from datetime import datetime, timedelta
+
+rows = await query("orders")
+cutoff = datetime(2026, 11, 12)
+recent = [r for r in rows if datetime.strptime(r["created"], "%Y-%m-%d") >= cutoff]
+print(len(recent), [r["id"] for r in recent], cutoff + timedelta(days=2))
+=====
+import math
+
+rows = await query("orders")
+amounts = [r["amount"] for r in rows]
+mean = sum(amounts) / len(amounts)
+deviation = math.sqrt(sum((a - mean) ** 2 for a in amounts) / len(amounts))
+print(round(mean, 3), round(deviation, 3))
+=====
+from collections import Counter, defaultdict
+
+rows = await query("orders")
+counts = Counter(tag for r in rows for tag in r["tags"])
+by_tag = defaultdict(list)
+for r in rows:
+    for tag in r["tags"]:
+        by_tag[tag].append(r["id"])
+print(counts.most_common(1), dict(by_tag))
+=====
+from dataclasses import dataclass
+
+@dataclass
+class Offer:
+    item: str
+    value: float
+
+    def cheaper_than(self, other):
+        return self.value < other.value
+
+offers = [Offer(item, (await price(item))["value"]) for item in ("fig", "melon")]
+print(offers[0].cheaper_than(offers[1]))
+=====
+class Basket:
+    """What is bought."""
+
+    def __init__(self):
+        self.items = []
+        self.total = 0.0
+
+    async def put(self, item, count=1):
+        found = await price(item)
+        self.items.append((item, count))
+        self.total += found["value"] * count
+
+basket = Basket()
+await basket.put("fig")
+await basket.put("melon", count=2)
+print(basket.items, basket.total)
+=====
+text = await read_file("log.txt")
+errors = [line for line in text.splitlines() if line.startswith("ERROR")]
+print(f"{len(errors)} errors")
+for number, line in enumerate(errors, start=1):
+    print(f"{number:>3}. {line.removeprefix('ERROR ')}")
+=====
+text = await read_file("settings.ini")
+settings = {}
+for line in text.split("\n"):
+    if "=" not in line or line.startswith("#"):
+        continue
+    key, _, value = line.partition("=")
+    settings[key.strip()] = int(value)
+settings
+=====
+answer = await ask("Which one shall be booked?", ["apple", "pear"])
+if answer == "yes":
+    done = await book("apple", 1)
+    print(done)
+else:
+    print("nothing booked")
+=====
+report = await researcher(prompt="What is new in version 3?")
+print(report.upper())
+=====
+import asyncio
+
+questions = ["who", "what", "when"]
+answers = await asyncio.gather(*[researcher(prompt=f"Find out {q}.") for q in questions])
+"\n".join(f"- {q}: {a}" for q, a in zip(questions, answers))
+=====
+total = 0
+for n in range(1, 6):
+    total = await add(total, n)
+assert total == 15
+print(total)
+=====
+files = await list_tool()
+python_files = sorted(f for f in files if f.endswith(".py"))
+print(python_files or "none")
+=====
+issues = await mcp_issues({"search-for": "breaks", "max": 3})
+bugs = [i for i in issues if "bug" in i["labels"] and i["open"]]
+print(len(bugs), bugs[0]["title"] if bugs else None)
+=====
+async def main():
+    rows = await query("orders", 3)
+    return {r["id"]: r["name"] for r in rows}
+
+await main()
+=====
+import asyncio
+
+async def main():
+    first, second = await asyncio.gather(lookup("a"), lookup("b"))
+    print(first["key"], second["key"])
+
+asyncio.run(main())
+=====
+import asyncio
+
+async def main():
+    print(await add(1, 2))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+=====
+def flatten(values):
+    found = []
+    for value in values:
+        if isinstance(value, list):
+            found.extend(flatten(value))
+        else:
+            found.append(value)
+    return found
+
+nested = [1, [2, [3, (await lookup("x"))["values"]]]]
+print(flatten(nested))
+=====
+found = await lookup("deep")
+owner = found.get("owner", {}).get("name", "nobody")
+mail = found["owner"]["mail"]
+user, _, domain = mail.partition("@")
+print(f"{owner!r} <{user} at {domain}>")
+=====
+attempts = 0
+while True:
+    attempts += 1
+    try:
+        value = await price("missing" if attempts < 3 else "apple")
+        break
+    except ToolError:
+        if attempts >= 5:
+            raise
+print(attempts, value["value"])
+=====
+rows = await query("orders")
+rows.sort(key=lambda r: (-r["amount"], r["name"]))
+top, *rest = rows
+print(top["name"], len(rest))
+=====
+rows = await query("orders")
+groups = {}
+for r in rows:
+    groups.setdefault(len(r["tags"]), []).append(r["name"])
+for size, names in sorted(groups.items()):
+    print(size, ", ".join(names))
+=====
+from itertools import groupby
+
+rows = sorted(await query("orders"), key=lambda r: len(r["tags"]))
+for size, group in groupby(rows, key=lambda r: len(r["tags"])):
+    print(size, [r["id"] for r in group])
+=====
+from functools import reduce
+
+numbers = (await lookup("n"))["values"]
+product = reduce(lambda a, b: a * b, numbers, 1)
+print(product, max(numbers), min(numbers), sorted(numbers, reverse=True))
+=====
+import json
+
+raw = '{"a": [1, 2, {"b": null}], "c": true}'
+try:
+    data = json.loads(raw)
+except json.JSONDecodeError as e:
+    data = {}
+    print(e)
+print(data["a"][2]["b"] is None, data.get("c"))
+=====
+status = (await fetch("https://example.org"))["status"]
+match status:
+    case 200 | 201:
+        print("fine")
+    case 404:
+        print("not there")
+    case _:
+        print("odd:", status)
+=====
+found = await lookup("shape")
+match found:
+    case {"owner": {"name": name}, **others}:
+        print(name, sorted(others))
+    case [first, *rest]:
+        print(first, rest)
+=====
+if (n := len(await query("orders"))) > 3:
+    print(f"many: {n}")
+elif n:
+    print("few")
+else:
+    print("none")
+=====
+matrix = [[await add(i, j) for j in range(3)] for i in range(3)]
+transposed = [list(column) for column in zip(*matrix)]
+print(matrix == transposed, sum(sum(line) for line in matrix))
+=====
+seen = set()
+duplicates = []
+for r in await query("orders") + await query("archive"):
+    if r["id"] in seen:
+        duplicates.append(r["id"])
+    seen.add(r["id"])
+print(sorted(duplicates))
+=====
+a = {r["id"] for r in await query("orders", limit=4)}
+b = {r["id"] for r in await query("archive", limit=2)}
+print(sorted(a - b), sorted(a & b), sorted(a | b))
+=====
+count = 0
+
+def step():
+    global count
+    count += 1
+    return count
+
+while step() < 4:
+    pass
+print(count)
+=====
+def counter():
+    n = 0
+
+    def increase(by=1):
+        nonlocal n
+        n += by
+        return n
+
+    return increase
+
+tick = counter()
+tick()
+print(tick(by=2))
+=====
+def describe_row(r, *, width=10, **extra):
+    return f"{r['name']:<{width}}|{r['amount']:>8.2f}" + "".join(f" {k}={v}" for k, v in extra.items())
+
+for r in await query("orders", limit=3):
+    print(describe_row(r, width=8, shop="x"))
+=====
+pages = []
+for number in range(1, 4):
+    page = await fetch(f"https://example.org/list?page={number}", headers={"Accept": "text/html"})
+    pages.append(page)
+    if page["status"] != 200:
+        break
+else:
+    print("all pages")
+len(pages)
+=====
+import asyncio
+
+async def safe(item):
+    try:
+        return (await price(item))["value"]
+    except (ToolError, PermissionError) as e:
+        return str(e)
+
+print(await asyncio.gather(safe("fig"), safe("missing"), safe("denied")))
+=====
+import asyncio
+
+pending = [price(item) for item in ("a", "bb", "ccc")]
+values = [p["value"] for p in await asyncio.gather(*pending)]
+print(values)
+=====
+task = price("fig")
+other = price("melon", currency="USD")
+first = await task
+second = await other
+print(first["currency"], second["currency"])
+=====
+import asyncio
+
+await asyncio.sleep(0)
+print("slept")
+=====
+price_of = {}
+for item in "fig", "melon":
+    price_of[item] = await price(item=item)
+cheapest = min(price_of, key=lambda i: price_of[i]["value"])
+await book(cheapest, count=2)
+=====
+price = await price("fig")
+print(price["value"])
+=====
+from typing import Any, Optional
+
+async def first_or(default: Optional[str], table: str) -> dict[str, Any] | None:
+    rows: list[dict[str, Any]] = await query(table, limit=1)
+    return rows[0] if rows else default
+
+print(await first_or(None, "orders"))
+=====
+def show(rows: list[QueryResultItem]) -> None:
+    for r in rows:
+        print(r["id"])
+
+show(await query("orders", limit=2))
+=====
+from decimal import Decimal, ROUND_HALF_UP
+
+value = Decimal("2.345").quantize(Decimal("0.01"), rounding=ROUND_HALF_UP)
+print(value)
+=====
+import base64, hashlib
+
+text = await read_file("a.txt")
+print(hashlib.sha256(text.encode()).hexdigest()[:8], base64.b64encode(text[:4].encode()).decode())
+=====
+import random
+
+random.seed(7)
+rows = await query("orders")
+chosen = random.sample(rows, 2)
+print(len(chosen), random.randint(1, 1))
+=====
+try:
+    import numpy as np
+except ImportError:
+    np = None
+values = [1.0, 2.0]
+print(sum(values) / len(values) if np is None else np.mean(values))
+=====
+lines = (await read_file("data.csv")).strip().split("\n")
+start = lines.index("name,amount")
+header = lines[start].split(",")
+records = [dict(zip(header, line.split(","))) for line in lines[start + 1:]]
+print(sum(int(r["amount"]) for r in records))
+=====
+words = {}
+for word in (await read_file("a.txt")).lower().split():
+    words[word] = words.get(word, 0) + 1
+common = sorted(words.items(), key=lambda kv: (-kv[1], kv[0]))[:3]
+print(common)
+=====
+def parse(line):
+    try:
+        name, value = line.split("=")
+        return name, int(value)
+    except ValueError:
+        return None
+    finally:
+        pass
+
+pairs = [p for p in map(parse, (await read_file("x")).splitlines()) if p is not None]
+print(dict(pairs))
+=====
+class Node:
+    kind = "node"
+
+    def __init__(self, value, children=None):
+        self.value = value
+        self.children = children or []
+
+    def total(self):
+        return self.value + sum(child.total() for child in self.children)
+
+    def __repr__(self):
+        return f"Node({self.value})"
+
+tree = Node(1, [Node(2), Node(3, [Node(4)])])
+print(tree, tree.total(), Node.kind)
+=====
+async def fib(n):
+    if n < 2:
+        return n
+    return await add(await fib(n - 1), await fib(n - 2))
+
+await fib(5)
+=====
+queue = ["root"]
+visited = []
+while queue:
+    current = queue.pop(0)
+    if current in visited:
+        continue
+    visited.append(current)
+    if len(visited) < 4:
+        queue.extend(f"{current}.{i}" for i in range(2))
+print(visited)
+=====
+from collections import deque, namedtuple
+
+Point = namedtuple("Point", ["x", "y"])
+trail = deque([Point(0, 0)], maxlen=2)
+for step in range(3):
+    last = trail[-1]
+    trail.append(Point(last.x + 1, last.y + step))
+print(list(trail))
+=====
+total, count = 0.0, 0
+for r in await query("orders"):
+    if not r["tags"]:
+        continue
+    total, count = total + r["amount"], count + 1
+average = total / count if count else float("nan")
+print(f"{average:.1f}" if count else "no rows")
+=====
+import time
+
+start = time.time()
+await lookup("x")
+elapsed = time.time() - start
+print(elapsed >= 0)
+=====
+rows = await query("orders")
+table = "\n".join(["| id | name |", "|---|---|", *[f"| {r['id']} | {r['name']} |" for r in rows]])
+print(table)
+=====
+data = {"b": 1, "a": {"z": [1, 2]}}
+def walk(value, path=""):
+    if isinstance(value, dict):
+        out = []
+        for key in sorted(value):
+            out += walk(value[key], f"{path}/{key}")
+        return out
+    return [(path, value)]
+print(walk(data))
+=====
+ok = all(r["amount"] >= 0 for r in await query("orders"))
+some = any("new" in r["tags"] for r in await query("orders"))
+print(ok and some, not ok, ok is True)
+=====
+x = 10
+x //= 3
+x **= 2
+y = -x if x > 5 else ~x
+print(x, y, x & 3 | 4, 7 % 3, divmod(17, 5), 0x1F, 1e3, 1_000)
+=====
+import unicodedata
+
+name = "Zoë Ångström"
+plain = "".join(c for c in unicodedata.normalize("NFD", name) if not unicodedata.combining(c))
+print(plain, "ß".upper(), "日本"[::-1])
+=====
+from pathlib import Path
+import os.path
+
+files = await list_tool()
+print([Path(f).suffix for f in files], os.path.join("a", "b"))
+=====
+def logged(fn):
+    async def inner(*args, **kwargs):
+        result = await fn(*args, **kwargs)
+        print(fn.__name__ if hasattr(fn, "__name__") else "call", result)
+        return result
+    return inner
+
+@logged
+async def double(n):
+    return await add(n, n)
+
+await double(4)
+=====
+args = ["fig"]
+options = {"currency": "USD"}
+found = await price(*args, **options)
+print(found["currency"])
+=====
+lookups = {"p": price, "l": lookup}
+for kind, fn in lookups.items():
+    print(kind, type(await fn("fig")).__name__)
+=====
+best = None
+for item in ("fig", "apple", "kiwi"):
+    candidate = await price(item)
+    if best is None or candidate["value"] < best["value"]:
+        best = candidate
+best["item"]
+=====
+budget = 20.0
+bought = []
+for item in ["melon", "fig", "kiwi"]:
+    cost = (await price(item))["value"]
+    if cost > budget:
+        print(f"skip {item}: {cost} > {budget}")
+        continue
+    budget -= cost
+    bought.append(await book(item, 1))
+print(bought, budget)
+=====
+import asyncio, json
+results, errors = [], []
+async def work(item: str) -> None:
+    try:
+        results.append(await price(item))
+    except Exception as exc:
+        errors.append({"item": item, "error": str(exc)})
+await asyncio.gather(*map(work, ["a", "missing", "b"]))
+print(json.dumps({"ok": len(results), "errors": errors}))
+=====
+rows = await query("orders", limit=5)
+for i, row in enumerate(rows):
+    rows[i] = {**row, "rank": i + 1}
+first = rows[0]
+first |= {"seen": True}
+print(first)
+=====
+summary = f"""
+Report
+======
+{chr(10).join(f'* {r["name"]}: {r["amount"]:.1f}' for r in await query("orders"))}
+"""
+print(summary)
+=====
+from collections import defaultdict
+totals: defaultdict[str, float] = defaultdict(float)
+for row in await query("orders"):
+    for tag in row["tags"] or ["none"]:
+        totals[tag] += row["amount"]
+{k: round(v, 2) for k, v in sorted(totals.items(), key=lambda kv: kv[1], reverse=True)}
+=====
+async def paginate(table, size=2, most=3):
+    page, out = 0, []
+    while page < most:
+        batch = await query(table, limit=size)
+        if not batch: break
+        out += batch
+        page += 1
+    return out
+print(len(await paginate("orders")))
+=====
+import re
+EMAIL = re.compile(r"[\w.]+@[\w.]+")
+found = await lookup("x")
+text = str(found)
+for m in EMAIL.finditer(text):
+    print(m.group(0), m.start())
+=====
+def safe_div(a, b, /, *, default=None):
+    try:
+        return a / b
+    except ZeroDivisionError:
+        return default
+print(safe_div(1, 0, default="inf"), safe_div(4, 2))
+=====
+values = (await lookup("x"))["values"]
+lo, *_, hi = sorted(values)
+print(f"{lo=} {hi=}")
+=====
+import asyncio
+sem = 2
+items = [f"i{n}" for n in range(5)]
+out = {}
+for start in range(0, len(items), sem):
+    chunk = items[start:start + sem]
+    for item, p in zip(chunk, await asyncio.gather(*(price(i) for i in chunk))):
+        out[item] = p["value"]
+out
+=====
+class Stack:
+    def __init__(self): self._items = []
+    def push(self, x): self._items.append(x); return self
+    def pop(self): return self._items.pop()
+    def size(self): return len(self._items)
+s = Stack().push(1).push(2)
+print(s.pop(), s.size())
+=====
+data = await fetch("https://x.example", headers={})
+if isinstance(data, dict) and "json" in data:
+    items = data["json"].get("items", [])
+elif isinstance(data, str):
+    items = []
+else:
+    raise ValueError(f"unexpected {type(data)}")
+print([i["id"] for i in items if i.get("ok")])
+=====
+from datetime import date, datetime, timezone, timedelta
+d = date.fromisoformat("2026-11-22")
+print(d.weekday(), (d - timedelta(days=d.weekday())).isoformat(), datetime(2026, 1, 1, tzinfo=timezone.utc).isoformat())
+=====
+x = await add(1, 2) if len(await list_tool()) > 2 else await add(3, 4)
+y = (await add(x, 1)) * (await add(x, 2))
+print(x, y, -await add(1, 1))
+=====
+memo = {}
+async def cost(n):
+    if n in memo: return memo[n]
+    memo[n] = n if n < 2 else await add(await cost(n-1), await cost(n-2))
+    return memo[n]
+print(await cost(8))
+=====
+seen, stack = set(), [("root", 0)]
+while stack:
+    name, depth = stack.pop()
+    if name in seen or depth > 2:
+        continue
+    seen.add(name)
+    stack.extend((f"{name}/{c}", depth + 1) for c in "ab")
+print(len(seen), max(seen, key=len))
+=====
+a = b = 0
+for a, b in zip(range(3), "xyz"): pass
+print(a, b, *(c for c in "pq"), sep="|")
+=====
+try:
+    result = await book("denied", 1)
+except PermissionError as e:
+    result = None
+    reason = str(e)
+else:
+    reason = ""
+print(result, reason)
+=====
+print({**{"a": 1}, **dict(b=2)}, [*range(2), *"ab"], (lambda *a, **k: (a, k))(1, z=2))
+=====
+lines = []
+def out(*parts, sep=" "):
+    lines.append(sep.join(str(p) for p in parts))
+out("total", 3)
+out("done")
+print("\n".join(lines))
+=====
+from functools import partial, cache
+@cache
+def sq(n): return n * n
+double = partial(lambda k, n: k * n, 2)
+print(sum(map(double, filter(lambda n: n % 2, range(5)))), sq(4))
+=====
+async def first_ok(*calls):
+    for call in calls:
+        try:
+            return await call
+        except ToolError:
+            continue
+    return None
+print(await first_ok(lookup("missing"), lookup("ok")))
+=====
+for item in ["a", "b"]:
+    match await price(item):
+        case {"value": float(v), "currency": "EUR" | "USD" as cur} if v > 2:
+            print(item, v, cur)
+        case {"value": v}:
+            print("cheap", v)
+=====
+total = 0
+def add_up(n):
+    global total
+    total += n
+for n in (1, 2): add_up(n)
+print(total)
+=====
+rows = await query("orders"); by_id = {r["id"]: r for r in rows}
+missing = [i for i in range(10) if i not in by_id]
+print(missing, by_id.get(99), by_id[1]["name"].title())
+=====
+s = "héllo wörld"
+print(s.title(), s.encode("utf-8")[:3], s.find("w"), s.replace("l", "L", 1), s.center(20, "*"))
+=====
+import math, itertools as it
+pts = [(0, 0), (3, 4), (6, 8)]
+print(sum(math.dist(p, q) for p, q in it.pairwise(pts)), list(it.accumulate([1, 2, 3])))
+=====
+if True:
+    from json import dumps as to_json
+print(to_json([1, None, True]))
+=====
+result = None
+for attempt in range(3):
+    try:
+        result = await lookup("k")
+    except (ToolError, TimeoutError) as err:
+        print(f"attempt {attempt} failed: {err}")
+    else:
+        break
+else:
+    raise RuntimeError("gave up")
+result["key"]
+=====
+handlers = {"sum": sum, "max": max, "n": len}
+print({name: fn([1, 2, 3]) for name, fn in handlers.items()})
+=====
+n = 5
+fact = 1
+while n: fact, n = fact * n, n - 1
+print(fact)
+=====
+answer = (await ask("Go on?")).strip().lower()
+if answer not in {"yes", "y"}:
+    print("stopped")
+    raise SystemExit
+print("on")
+'''
+WRITTEN = [program.strip("\n") for program in PROGRAMS.split("\n=====\n")]
+
+
+def families() -> Iterator[str]:
+    """Give programs of a few shapes, with what varies in each."""
+    calls = {
+        'await price("fig")': '["value"]',
+        'await lookup("k")': '["values"][0]',
+        "await add(1, 2)": "",
+        'await query("t", limit=2)': '[0]["amount"]',
+    }
+    for (call, item), shape in product(calls.items(), SHAPES):
+        yield shape.format(call=call, bare=call.removeprefix("await "), item=item).strip("\n")
+    for module, use in USES.items():
+        yield f"import {module}\n\nvalue = {use}\nprint(value)"
+        yield f"import {module} as m\n\ndef run():\n    return {use.replace(f'{module}.', 'm.')}\n\nrun()"
+
+
+SHAPES = [
+    "value = {call}\nprint(value)\nvalue",
+    "x = ({call}){item}\nprint(f'{{x}} and {{x!r:>10}}')",
+    "async def go():\n    return ({call}){item}\n\nprint(await go())",
+    "import asyncio\nfound = await asyncio.gather({bare}, {bare})\nprint(len(found))",
+    "from asyncio import gather\n\nasync def one(n):\n    return n, {call}\n\nprint(await gather(*[one(n) for n in range(3)]))",
+    "results = []\nfor n in range(3):\n    results.append(({call}){item})\nprint(sum(results))",
+    "try:\n    got = {call}\nexcept ToolError as e:\n    got = str(e)\nelse:\n    print('fine')\nfinally:\n    print('over')\ngot",
+    "values = [({call}){item} for _ in range(2)]\nprint(max(values), values[-1])",
+    "values = {{n: ({call}){item} for n in range(2)}}\nprint(sorted(values.items()))",
+    "n = 0\nwhile n < 2:\n    last = {call}\n    n += 1\nprint(n, last)",
+    "class Holder:\n    def __init__(self):\n        self.seen = []\n\n    async def get(self):\n        self.seen.append(({call}){item})\n        return self\n\nh = await Holder().get()\nprint(h.seen)",
+    "pending = {bare}\nprint('asked')\nprint(await pending)",
+    "fn = lambda value: value * 2\nprint(fn(({call}){item}))",
+    "import json\nprint(json.dumps({{'value': {call}}}))",
+    "def outer(value):\n    def inner(n):\n        return value, n\n    return [inner(n) for n in range(2)]\n\nprint(outer({call}))",
+    "if ({call}){item} >= 0:\n    said = 'more'\nelse:\n    said = 'less'\nprint(said)",
+    "first, second = {call}, {call}\nprint(first == second)",
+    "from dataclasses import dataclass, field\n\n@dataclass\nclass Found:\n    value: object\n    notes: list = field(default_factory=list)\n\nf = Found({call})\nf.notes.append('x')\nprint(f.notes)",
+    "async def retried(times):\n    for n in range(times):\n        try:\n            return {call}\n        except Exception:\n            if n == times - 1:\n                raise\n\nprint(await retried(3))",
+    "print(\n    [\n        x\n        for x in [{call}]\n        if x is not None\n    ]\n)",
+    "with_value = ({call}){item}\nmatch with_value:\n    case 0:\n        print('none')\n    case int() | float() as number:\n        print(number)\n    case other:\n        print(other)",
+    "cache = {{}}\n\nasync def cached(key):\n    if key not in cache:\n        cache[key] = {call}\n    return cache[key]\n\nawait cached('a')\nawait cached('a')\nlen(cache)",
+]  # fmt: skip
+USES = {
+    "math": "math.floor(math.pi * 2)",
+    "json": "json.loads('[1, 2]')",
+    "re": "re.sub('a+', 'b', 'caat')",
+    "datetime": "datetime.date(2026, 11, 22).isoformat()",
+    "random": "random.Random(3).randint(1, 6)",
+    "itertools": "list(itertools.chain([1], [2]))",
+    "functools": "functools.partial(max, 3)(2)",
+    "collections": "collections.Counter('aab')['a']",
+    "hashlib": "hashlib.md5(b'x').hexdigest()",
+    "base64": "base64.b64encode(b'x')",
+    "copy": "copy.deepcopy([[1]])",
+    "bisect": "bisect.bisect([1, 3], 2)",
+    "decimal": "decimal.Decimal('1.5') * 2",
+    "time": "time.time() > 0",
+    "csv": "list(csv.reader(['a,b']))",
+    "unicodedata": "unicodedata.name('a')",
+    "tomllib": "tomllib.loads('a = 1')",
+    "binascii": "binascii.hexlify(b'x')",
+    "typing": "typing.Any is not None",
+    "os.path": "os.path.basename('a/b')",
+    "sys": "sys.maxsize > 0",
+    "pathlib": "str(pathlib.Path('a') / 'b')",
+}

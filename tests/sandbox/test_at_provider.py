@@ -1,0 +1,217 @@
+"""Code mode where the provider runs the programs of its models: the tools themselves and a setting stand in the place of ``run_code``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import STEP_ALL, AgentDefinition, Engine, ModelSettings, RunResult, tool
+from stepengine.data.tools import ToolSpec
+from stepengine.errors import DefinitionError
+from stepengine.models import AnthropicProvider, OpenAIProvider, Programs, WebSearch
+from stepengine.models._programs import runs_programs
+from stepengine.permissions import Policy, Rule
+from stepengine.sandbox import code_mode, running
+from stepengine.sessions import MemorySessions
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
+
+pytestmark = [pytest.mark.anyio]
+
+CLAUDE, OTHER = "anthropic/claude-sonnet-5", "google/gemini-3-pro"
+
+
+@tool(category="read")
+def price(item: str) -> int:
+    """What an item costs."""
+    return len(item) * 10
+
+
+@tool
+def book(item: str) -> str:
+    """Book an item."""
+    return f"booked {item}"
+
+
+def buyer(model: str | None, *more: Any, **options: Any) -> AgentDefinition[Any]:
+    options = {"where": "provider"} | options
+    return AgentDefinition("buyer", model=model, tools=[code_mode(price, book, **options), *more])
+
+
+async def ran(agent: AgentDefinition[Any], *replies: Any, **options: Any) -> tuple[RunResult, ScriptedModel]:
+    model = ScriptedModel(replies)
+    async with Engine([agent], models=model, **options) as engine:
+        return await engine.run(agent, "go"), model
+
+
+def offered(model: ScriptedModel, call: int = 0) -> tuple[list[str], tuple[Any, ...]]:
+    request = model.calls[call]
+    return [spec.name for spec in request.tools], request.settings.server_tools
+
+
+@pytest.mark.spec("programs:PG29")
+async def test_where_the_provider_runs_programs_its_model_has_the_tools_and_elsewhere_run_code() -> None:
+    result, model = await ran(buyer(CLAUDE), tool_call("price", {"item": "tea"}), text("end"))
+    assert (["price", "book"], (Programs(["price", "book"]),)) == offered(model)
+    assert ["30"] == [call.result.text for call in result.tool_calls]
+
+    result, model = await ran(buyer(OTHER), tool_call("run_code", {"code": "await price('tea')"}), text("end"))
+    assert (["run_code"], ()) == offered(model)
+    assert ["30"] == [call.result.text for call in result.tool_calls]
+
+    _, model = await ran(buyer(CLAUDE, where="here"), text("end"))
+    assert (["run_code"], ()) == offered(model)
+
+
+@pytest.mark.spec("programs:PG29")
+@pytest.mark.parametrize(
+    ("model", "runs"),
+    [
+        ("anthropic/claude-sonnet-5", True),
+        ("anthropic/claude-opus-4-5", True),
+        ("anthropic/claude-sonnet-4-0", False),
+        ("foundry/claude-haiku-4-5", True),
+        ("openai/gpt-5.6", True),
+        ("openai/gpt-5.12", True),
+        ("openai/gpt-6-mini", True),
+        ("openai/gpt-5.4", False),
+        ("openai/gpt-5", False),
+        ("openai/gpt-5.6-chat", False),
+        ("azure/gpt-5.6", False),
+        ("openai_chat/gpt-5.6", False),
+        ("bedrock/claude-sonnet-5", False),
+        ("vertex/claude-sonnet-5", False),
+        ("google/gemini-3-pro", False),
+        ("gpt-5.6", False),
+    ],
+)
+def test_the_name_of_a_model_tells_whether_its_provider_runs_programs(model: str, runs: bool) -> None:
+    assert runs is runs_programs(model)
+
+
+@pytest.mark.spec("programs:PG29")
+async def test_the_model_in_force_decides_also_of_a_child_and_the_engines_default() -> None:
+    lead = AgentDefinition("lead", model=CLAUDE, spawnable_agents=[buyer(None)], tools=["spawn_agents"])
+    spawn = tool_call("spawn_agents", {"agents": [{"agent_type": "buyer", "prompt": "go"}]})
+    _, model = await ran(lead, spawn, text("bought"), text("end"))
+    assert (["price", "book"], (Programs(["price", "book"]),)) == offered(model, 1)
+
+    for default, names in ((CLAUDE, ["price", "book"]), (OTHER, ["run_code"])):
+        _, model = await ran(buyer(None), text("end"), default_model=default)
+        assert names == offered(model)[0]
+    _, model = await ran(buyer(CLAUDE), text("end"), agent_models={"buyer": OTHER})
+    assert ["run_code"] == offered(model)[0]
+
+
+@pytest.mark.spec("programs:PG29")
+async def test_what_the_agent_has_itself_and_what_stands_in_direct_the_model_may_call_too() -> None:
+    own = AgentDefinition(
+        "own",
+        model=CLAUDE,
+        tools=[book, code_mode(price, book, where="provider")],
+        settings=ModelSettings(server_tools=[WebSearch()]),
+    )
+    _, model = await ran(own, text("end"))
+    assert (["book", "price"], (WebSearch(), Programs(["price", "book"], direct=["book"]))) == offered(model)
+
+    direct = code_mode(price, direct=[book], where="provider")
+    _, model = await ran(AgentDefinition("direct", model=CLAUDE, tools=[direct]), text("end"))
+    assert (["price", "book"], (Programs(["price", "book"], direct=["book"]),)) == offered(model)
+
+
+@pytest.mark.spec("programs:PG29")
+async def test_a_call_of_such_a_program_waits_for_a_person_and_the_journal_replays(tmp_path: Path) -> None:
+    path, policy = tmp_path / "run.jsonl", Policy([Rule.allow_tool("price")])
+    model = ScriptedModel([tool_call("book", {"item": "tea"}), text("end")])
+    async with Engine([buyer(CLAUDE)], models=model, permissions=policy) as engine:
+        waiting = await engine.run("buyer", "go", journal=path)
+        (question,) = waiting.pending_questions
+        assert "book" == question.tool_name
+    async with Engine([buyer(CLAUDE)], models=model, permissions=policy) as engine:
+        result = await engine.resume(path, answers={question.id: "yes"})
+        assert result == await engine.replay(path)
+    assert ["booked tea"] == [call.result.text for call in result.tool_calls]
+
+
+@pytest.mark.spec("programs:PG29")
+async def test_a_conversation_goes_on_with_another_model() -> None:
+    model = ScriptedModel(
+        [tool_call("price", {"item": "tea"}), text("30"), tool_call("run_code", {"code": "1 + 1"}), text("2")]
+    )
+    async with Engine([buyer(None)], models=model) as engine:
+        first = await engine.run(buyer(CLAUDE), "go")
+        second = await engine.run(buyer(OTHER), "again", previous=first.state)
+
+    assert ["run_code"] == offered(model, 2)[0]
+    assert ["2"] == [call.result.text for call in second.tool_calls]
+
+
+@pytest.mark.spec("programs:PG29")
+@pytest.mark.parametrize(
+    ("name", "provider", "word"),
+    [
+        (CLAUDE, lambda: AnthropicProvider("k"), "code_execution_20260120"),
+        ("openai/gpt-5.6", lambda: OpenAIProvider("k"), "programmatic"),
+    ],
+)
+async def test_the_request_says_that_programs_may_call_them(name: str, provider: Any, word: str) -> None:
+    _, model = await ran(buyer(name), text("end"))
+    body = json.loads(provider()._encode(model.calls[0], stream=False).content)
+    callers = {one["name"]: one["allowed_callers"] for one in body["tools"] if one.get("name") in {"price", "book"}}
+
+    assert {"price": [word], "book": [word]} == callers
+
+
+@pytest.mark.spec("programs:PG29")
+async def test_a_run_that_waited_for_its_turn_in_a_session_knows_the_tools_that_it_has() -> None:
+    seen: list[list[str]] = []
+
+    def work(ctx: Any) -> Any:
+        seen.append(list(ctx.agent_state.tool_definitions))
+        yield STEP_ALL
+
+    agent, model = attrs.evolve(buyer(CLAUDE), handle_steps=work), ScriptedModel([text("one"), text("two")])
+    async with Engine([agent], models=model, sessions=MemorySessions()) as engine:
+        for handle in [engine.start("buyer", said, session_id="s") for said in ("go", "again")]:
+            await handle.result()
+
+    assert [["price", "book"]] * 2 == seen
+    assert offered(model, 0) == offered(model, 1)
+
+
+@pytest.mark.spec("programs:PG29")
+async def test_where_the_provider_runs_them_no_sandbox_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_SHARED", [])
+    monkeypatch.setitem(sys.modules, "pydantic_monty", None)
+    result, _ = await ran(buyer(CLAUDE, sandbox=None), text("end"))
+    assert "end" == result.text
+    with pytest.raises(DefinitionError, match=r"stepengine\[programs\]"):
+        await ran(buyer(OTHER, sandbox=None), text("end"))
+
+
+@pytest.mark.spec("programs:PG29")
+async def test_a_specification_is_the_engines_tool_there_too() -> None:
+    assert isinstance(price.spec, ToolSpec)
+    run_code = code_mode(price.spec, where="provider")
+    agent = AgentDefinition("a", model=CLAUDE, tools=[run_code])
+    result, _ = await ran(agent, tool_call("price", {"item": "tea"}), text("end"), tools=[price])
+
+    assert ["30"] == [call.result.text for call in result.tool_calls]
+
+
+@pytest.mark.spec("programs:PG29")
+def test_what_only_programs_here_can_do_is_refused() -> None:
+    helper = AgentDefinition("helper", model=CLAUDE)
+    for options, said in (
+        ({"agents": [helper]}, "agents="),
+        ({"ask": True}, "ask=True"),
+        ({"where": "there"}, "'there'"),
+    ):
+        with pytest.raises(DefinitionError, match=said):
+            code_mode(price, **({"where": "provider"} | options))

@@ -1,0 +1,210 @@
+"""The check of a program before it runs: bounded in time whatever its text is, stopped with its run, and alone in its worker."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, RunResult, tool
+from stepengine.errors import DefinitionError
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
+
+from stepengine.sandbox import MontySandbox, code_mode
+from stepengine.sandbox.check_workers import CheckWorkers
+from stepengine.sandbox.checking import LIMITS, MOST_FUNCTIONS, MOST_SCOPES
+from stepengine.sandbox.strangers import agents_of_source
+
+pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
+
+SOON = 1.5
+"""Seconds, on a machine that is busy with other things too; what is measured takes a tenth of it."""
+SLOW = "c = await price('x')\nx = 0\n" + "\n".join([f"if c:\n    x = (x, {i})\nelse:\n    x = [x]" for i in range(60)])
+"""The checker of the sandbox works on this for days: each branch doubles the types of `x`."""
+AGENT = """
+from stepengine import AgentDefinition
+
+def handle_steps(ctx):
+{body}
+    yield "STEP"
+
+agent = AgentDefinition("a", handle_steps=handle_steps)
+"""
+
+
+def nested(depth: int, head: str = "def f{n}():", last: str = "pass", indent: int = 0) -> str:
+    lines = [" " * (indent + n) + head.format(n=n) for n in range(depth)]
+    return "\n".join([*lines, " " * (indent + depth) + last])
+
+
+def agent_of(sandbox: MontySandbox) -> AgentDefinition[Any]:
+    @tool(category="read")
+    def price(item: str) -> int:
+        """What an item costs."""
+        return len(item)
+
+    return AgentDefinition("a", model="test/m", tools=[code_mode(price, sandbox=sandbox)])
+
+
+async def ran(code: str, sandbox: MontySandbox) -> RunResult[Any]:
+    agent = agent_of(sandbox)
+    async with Engine([agent], models=ScriptedModel([tool_call("run_code", {"code": code}), text("end")])) as engine:
+        return await engine.run(agent, "go")
+
+
+def said(result: RunResult[Any]) -> str:
+    return next(message.text for message in result.state.message_history if message.role == "tool")
+
+
+async def seconds_of(code: str, sandbox: MontySandbox) -> tuple[float, str]:
+    began = time.monotonic()
+    result = await ran(code, sandbox)
+    return time.monotonic() - began, said(result)
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not fact():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.spec("programs:PG43")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (nested(20), "functions are nested deeper than 6 levels"),
+        (nested(20, "async def f{n}():"), "functions are nested deeper than 6 levels"),
+        (nested(MOST_FUNCTIONS + 1), "functions are nested deeper than 6 levels"),
+        ("x = " + "lambda: " * (MOST_SCOPES + 1) + "1", "comprehensions are nested deeper than 12 levels"),
+        ("x = " + "[" * 20 + "1" + " for y in z]" * 20, "comprehensions are nested deeper than 12 levels"),
+    ],
+)
+async def test_nested_functions_are_refused_before_anything_is_compiled(code: str, words: str) -> None:
+    """The sandbox reads a nested definition three times for each one around it."""
+    sandbox = MontySandbox(1)
+    seconds, answer = await seconds_of(code, sandbox)
+    sandbox.close()
+
+    assert words in answer
+    assert seconds < SOON
+
+
+@pytest.mark.spec("programs:PG43")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python can read it")
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+async def test_a_program_that_this_python_cannot_read_may_not_nest_deeper_either(end: str) -> None:
+    sandbox = MontySandbox(1)
+    newer = "def first[T](x: T) -> T:\n    return x\n"
+    seconds, answer = await seconds_of((newer + nested(20)).replace("\n", end), sandbox)
+    sandbox.close()
+
+    assert "line 9, column 7: functions are nested deeper than 6 levels" in answer
+    assert seconds < SOON
+
+
+@pytest.mark.spec("programs:PG43")
+async def test_functions_that_are_nested_as_deep_as_may_be_run() -> None:
+    inner = "\n".join([" " * n + f"return f{n}()" for n in reversed(range(1, MOST_FUNCTIONS))])
+    code = nested(MOST_FUNCTIONS, last="return 7") + f"\n{inner}\nf0()"
+    sandbox = MontySandbox(1)
+    _, answer = await seconds_of(code, sandbox)
+    sandbox.close()
+
+    assert answer == "7"
+
+
+@pytest.mark.spec("programs:PG40", "programs:PG43")
+def test_an_agent_file_with_nested_functions_is_refused_within_a_second() -> None:
+    began = time.monotonic()
+    with pytest.raises(DefinitionError, match=r"<agent>:10: functions are nested deeper than 6 levels"):
+        agents_of_source(AGENT.format(body=nested(25, indent=4)))
+
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.spec("programs:PG43")
+async def test_a_slow_check_ends_and_makes_no_other_program_wait() -> None:
+    """Both engines share one sandbox, and their programs its checks."""
+    sandbox = MontySandbox(2)
+    await ran("1", sandbox)  # workers that are there already
+    began = time.monotonic()
+    slow = asyncio.ensure_future(ran(SLOW, sandbox))
+    await until(lambda: sandbox.checks.count > 0)
+    seconds, answer = await seconds_of("2 + 2", sandbox)
+    is_slow = not slow.done()
+    await slow
+    took = time.monotonic() - began
+    sandbox.close()
+
+    assert (answer, is_slow) == ("4", True)
+    assert seconds < SOON
+    assert took < LIMITS["max_turn_duration_secs"] + 2 * SOON
+
+
+@pytest.mark.spec("programs:PG21", "programs:PG43")
+async def test_a_run_that_is_stopped_ends_its_check_at_once() -> None:
+    sandbox = MontySandbox(1)
+    await ran("1", sandbox)
+    run = asyncio.ensure_future(ran(SLOW, sandbox))
+    await until(lambda: sandbox.checks.count > 0)
+    await asyncio.sleep(0.2)
+    began = time.monotonic()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    seconds = time.monotonic() - began
+    _, answer = await seconds_of("2 + 2", sandbox)
+    sandbox.close()
+
+    assert seconds < SOON / 3
+    assert answer == "4"
+
+
+@pytest.mark.spec("programs:PG43")
+async def test_a_run_that_is_stopped_while_it_waits_for_a_check_worker_ends_at_once() -> None:
+    sandbox = MontySandbox(1)
+    await ran("1", sandbox)
+    first = asyncio.ensure_future(ran(SLOW, sandbox))
+    await until(lambda: sandbox.checks.count == 1)
+    second = asyncio.ensure_future(ran(SLOW + "\n", sandbox))
+    await until(lambda: sandbox.checks.count == 2)
+    began = time.monotonic()
+    for run in (second, first):
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    seconds = time.monotonic() - began
+    sandbox.close()
+
+    assert seconds < SOON
+
+
+def test_a_signal_that_was_given_before_ends_what_begins_later() -> None:
+    from stepengine.sandbox.check_workers import StopSignal
+
+    signal, ended = StopSignal(), list[str]()
+    with signal.ending(lambda: ended.append("first")):
+        threading.Thread(target=signal.send).run()
+    with signal.ending(lambda: ended.append("second")):
+        pass
+    signal.send()
+
+    assert ended == ["first", "second"]
+    assert signal.is_sent
+
+
+def test_a_pool_that_was_closed_starts_again() -> None:
+    sandbox = MontySandbox(1)
+    workers = CheckWorkers(sandbox._check_pool, 1)
+    for _ in range(2):
+        with workers.checkout() as session:
+            assert session.feed_run("1 + 1") == 2
+        workers.close()

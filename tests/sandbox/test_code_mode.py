@@ -1,0 +1,950 @@
+"""Programs that models write: each call of one is an effect, so it is judged, recorded, suspended, resumed and replayed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from stepengine import AgentDefinition, Engine, Parallel, RunResult, RunStatus, Sleep, ToolCall, tool
+from stepengine.errors import DefinitionError, JournalError, ReplayDivergence, ToolError
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.permissions import Call, Policy, Rule
+from stepengine.testing import Clock, ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
+from stepengine.tools.bundled import ToolPreview
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
+
+from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode, running, sessions
+from stepengine.sandbox.checking import CheckedProgram
+from stepengine.sandbox.sessions import CallAnswer, ProgramEnded, ProgramWaiting
+from stepengine.sandbox.stubs import stubs_of
+
+pytestmark = [pytest.mark.anyio]
+
+
+class Ledger:
+    """What really happened outside, counted."""
+
+    def __init__(self) -> None:
+        self.done: Counter[str] = Counter()
+
+        @tool(category="read")
+        def price(item: str) -> int:
+            """What an item costs."""
+            self.done[f"price {item}"] += 1
+            return len(item) * 10
+
+        @tool
+        def book(item: str, at: int = 0) -> str:
+            """Book an item."""
+            self.done[f"book {item}"] += 1
+            return f"booked {item} at {at}"
+
+        @tool
+        def fails(why: str) -> str:
+            """Fail."""
+            raise ValueError(why)
+
+        self.tools = [price, book, fails]
+
+
+def analyst(ledger: Ledger, **options: Any) -> AgentDefinition[Any]:
+    return AgentDefinition("analyst", model="test/m", tools=[code_mode(*ledger.tools, **options)])
+
+
+def programs(*codes: str, **more: Any) -> list[Any]:
+    return [tool_call("run_code", {"code": textwrap.dedent(code), **more}) for code in codes]
+
+
+async def ran(agent: AgentDefinition[Any], *codes: str, journal: Any = None, **options: Any) -> RunResult:
+    async with Engine([agent], models=ScriptedModel([*programs(*codes), text("end")]), **options) as engine:
+        result = await engine.run(agent, "go", journal=journal)
+        if journal is not None:
+            assert result == await engine.replay(journal)
+    return result
+
+
+def said(result: RunResult) -> list[str]:
+    return [one.result.text for one in result.tool_calls]
+
+
+SHOPPING = """
+    import asyncio
+    items = ["tea", "coffee", "milk"]
+    prices = await asyncio.gather(*[price(i) for i in items])
+    print(dict(zip(items, prices)))
+    if await ask("Book the cheapest?", ["yes", "no"]) == "yes":
+        cost, item = min(zip(prices, items))
+        print(await book(item, at=cost))
+    sum(prices)
+"""
+
+
+# --- a run with a program ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("programs:PG20", "programs:PG22", "programs:PG23", "programs:PG26")
+async def test_a_program_that_asks_a_person_is_suspended_in_its_middle_and_another_engine_goes_on(
+    tmp_path: Path,
+) -> None:
+    ledger, path = Ledger(), tmp_path / "run.jsonl"
+    agent = analyst(ledger, ask=True)
+    async with Engine([agent], models=ScriptedModel(programs(SHOPPING))) as engine:
+        first = await engine.run(agent, "go", journal=path)
+    assert (RunStatus.SUSPENDED, ["Book the cheapest?"]) == (first.status, [q.text for q in first.pending_questions])
+
+    other = analyst(ledger, ask=True)
+    async with Engine([other], models=ScriptedModel([text("end")])) as engine:
+        result = await engine.resume(path, answers={first.pending_questions[0].id: "yes"})
+        assert result == await engine.replay(path)
+
+    assert ["{'tea': 30, 'coffee': 60, 'milk': 40}\nbooked tea at 30\n130"] == said(result)
+    assert {"price tea": 1, "price coffee": 1, "price milk": 1, "book tea": 1} == ledger.done
+
+
+@pytest.mark.spec("programs:PG22")
+async def test_calls_that_are_gathered_are_carried_out_together_and_in_the_order_of_the_program() -> None:
+    begun, ended = list[int](), list[int]()
+    over = [asyncio.Event() for _ in range(4)]
+
+    @tool(parallel_safe=True)
+    async def look(n: int) -> int:
+        """Look; each goes on when the one behind it has ended, and the last one when all have begun."""
+        begun.append(n)
+        if len(begun) == 3:
+            over[3].set()
+        async with asyncio.timeout(20):
+            await over[n + 1].wait()
+        ended.append(n)
+        over[n].set()
+        return n
+
+    agent, journal = AgentDefinition("a", model="test/m", tools=[code_mode(look)]), MemoryJournal()
+    result = await ran(agent, "import asyncio\nawait asyncio.gather(look(0), look(1), look(2))", journal=journal)
+
+    assert ([2, 1, 0], ["[0, 1, 2]"]) == (ended, said(result))
+    calls = [i for i in journal.history().intents.values() if i.path and i.type == "tool_call"]
+    assert [0, 1, 2] == [journal.history().form(i)["input"]["n"] for i in calls]
+
+
+@pytest.mark.spec("programs:PG27")
+async def test_variables_live_on_until_the_model_begins_anew_and_two_programs_of_one_reply_run_one_after_another() -> (
+    None
+):
+    agent = analyst(Ledger())
+    replies = [
+        tool_calls(*programs("x = await price('tea')"), *programs("x += 1\nx")),
+        *programs("def double(n):\n    return 2 * n"),
+        *programs("double(x)"),
+        *programs("try:\n    x\nexcept NameError:\n    print('gone')", restart=True),
+        text("end"),
+    ]
+    async with Engine([agent], models=ScriptedModel(replies)) as engine:
+        result = await engine.run(agent, "go")
+
+    assert "31" == said(result)[1]
+    assert "62" == said(result)[3]
+    assert "gone" == said(result)[4]
+
+
+@pytest.mark.spec("programs:PG23")
+async def test_what_a_call_comes_to_is_an_exception_that_the_program_may_catch() -> None:
+    ledger = Ledger()
+    policy = Policy(
+        [Rule("deny", Call("book")), *[Rule("allow", Call(name)) for name in ("run_code", "price", "fails")]]
+    )
+    result = await ran(
+        analyst(ledger),
+        """
+        seen = []
+        for call in (lambda: book("tea"), lambda: fails("broken"), lambda: price(7)):
+            try:
+                seen.append(await call())
+            except PermissionError as error:
+                seen.append("permission " + str(error))
+            except TypeError as error:
+                seen.append("type")
+            except ToolError as error:
+                seen.append("tool " + str(error))
+        seen
+        """,
+        permissions=policy,
+        journal=MemoryJournal(),
+    )
+
+    found = json.loads(said(result)[0])
+    assert found[0].startswith("permission ")
+    assert "book" in found[0]
+    assert found[1].startswith("tool ")
+    assert "broken" in found[1]
+    assert ledger.done["book tea"] == 0
+
+
+@pytest.mark.spec("programs:PG23")
+async def test_a_call_that_a_person_must_allow_waits_for_them_and_not_for_the_program(tmp_path: Path) -> None:
+    ledger, path = Ledger(), tmp_path / "run.jsonl"
+    agent, policy = (
+        analyst(ledger),
+        Policy([Rule("ask", Call("book")), *[Rule("allow", Call(name)) for name in ("run_code", "price")]]),
+    )
+    code = "a = await price('tea')\nb = await book('tea', at=a)\nb"
+    async with Engine([agent], models=ScriptedModel([*programs(code), text("end")]), permissions=policy) as engine:
+        first = await engine.run(agent, "go", journal=path)
+        (question,) = first.pending_questions
+        assert "book" == question.tool_name
+        result = await engine.resume(path, answers={question.id: "yes"})
+        assert result == await engine.replay(path)
+
+    assert ["booked tea at 30"] == said(result)
+    assert {"price tea": 1, "book tea": 1} == ledger.done
+
+
+@pytest.mark.spec("programs:PG23")
+async def test_who_must_allow_a_call_is_shown_the_program_with_the_waiting_line_marked(tmp_path: Path) -> None:
+    def said_of(given: Any) -> ToolPreview:
+        return ToolPreview("Buy it", f"1 {given['item']}")
+
+    @tool(category="network", preview=said_of)
+    def buy(item: str) -> str:
+        """Buy an item."""
+        return f"bought {item}"
+
+    ledger = Ledger()
+    policy = Policy([Rule("ask", Call("b*")), *[Rule("allow", Call(name)) for name in ("run_code", "price")]])
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(*ledger.tools, buy)])
+    code = "\r\n".join(
+        [
+            *[f"n{i} = {i}" for i in range(30)],
+            "a = await price('tea')",
+            "b = await book('tea',",
+            "    at=a)",
+            "await buy('tea')",
+        ]
+    )
+    async with Engine([agent], models=ScriptedModel([*programs(code), text("end")]), permissions=policy) as engine:
+        first = await engine.run(agent, "go", journal=tmp_path / "run.jsonl")
+        again = await engine.replay(tmp_path / "run.jsonl")
+        second = await engine.resume(tmp_path / "run.jsonl", answers={first.pending_questions[0].id: "yes"})
+
+    shown = first.pending_questions[0].preview
+    assert shown is not None
+    lines = shown["details"]["in the program"].splitlines()
+    assert ("", "tea", 30) == (shown["action"], shown["details"]["item"], shown["details"]["at"])
+    assert ["  ... 11 lines", "  12 | n11 = 11"] == lines[:2]
+    assert [
+        "  31 | a = await price('tea')",
+        "> 32 | b = await book('tea',",
+        "  33 |     at=a)",
+        "  34 | await buy('tea')",
+    ] == lines[-4:]
+    assert first.pending_questions[0].preview == again.pending_questions[0].preview
+    other = second.pending_questions[0].preview
+    assert other is not None
+    assert ("Buy it", "1 tea") == (other["action"], other["details"]["what"])
+    assert "> 34 | await buy('tea')" == other["details"]["in the program"].splitlines()[-1]
+
+
+@pytest.mark.spec("programs:PG23")
+async def test_a_call_that_takes_too_long_is_a_timeout_that_the_program_may_catch() -> None:
+    @tool(timeout=0.05)
+    async def slow() -> str:
+        """Take a while."""
+        await asyncio.sleep(5)
+        return "done"
+
+    @tool(timeout=0.001)
+    def slow_body() -> Any:
+        """Take a while, too."""
+        yield ToolCall("slow", {})
+        yield ToolCall("slow", {})
+
+    code = """
+        for call in (slow, slow_body):
+            try:
+                await call()
+            except TimeoutError as error:
+                print(error)
+    """
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(slow, slow_body)])
+    result = await ran(agent, code, journal=MemoryJournal())
+
+    assert ["tool 'slow' timed out after 0.05 s\ntool 'slow_body' timed out after 0.001 s of work"] == said(result)
+
+
+@pytest.mark.spec("programs:PG20")
+async def test_agents_are_functions_of_a_program() -> None:
+    def work(ctx: Any) -> Any:
+        yield from Sleep(0)
+        return f"looked at {ctx.prompt}"
+
+    helper = AgentDefinition("helper", handle_steps=work)
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(agents=[helper])])
+    result = await ran(agent, "await helper(prompt='this')", journal=MemoryJournal())
+
+    assert ["looked at this"] == said(result)
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_a_program_that_sleeps_is_suspended_and_its_clock_and_chance_are_those_of_the_run(tmp_path: Path) -> None:
+    agent, path = analyst(Ledger()), tmp_path / "run.jsonl"
+    code = """
+        import asyncio, datetime, random
+        before = datetime.datetime.now()
+        drawn = random.random()
+        await asyncio.sleep(7200)
+        [str(before), str(datetime.datetime.now()), drawn]
+    """
+    clock = Clock(datetime(2026, 5, 1, 7, tzinfo=UTC))
+    async with Engine([agent], models=ScriptedModel([*programs(code), text("end")]), clock=clock) as engine:
+        first = await engine.run(agent, "go", journal=path)
+        assert (RunStatus.SUSPENDED, datetime(2026, 5, 1, 9, tzinfo=UTC)) == (first.status, first.wakes_at)
+        clock.advance(hours=2)
+        result = await engine.resume(path)
+        again = await engine.replay(path)
+
+    before, after, _ = json.loads(said(result)[0])
+    assert timedelta(hours=2) == datetime.fromisoformat(after) - datetime.fromisoformat(before)
+    assert said(result) == said(again)
+
+
+# --- what a program may not -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("programs:PG21", "programs:PG25")
+@pytest.mark.parametrize(
+    ("code", "limits", "expected"),
+    [
+        ("while True:\n    pass", {"seconds": 0.2}, "0.2 s between two waits"),
+        ("x = 'a' * 10**9", {}, "MemoryError"),
+        ("def f():\n    return f()\nf()", {}, "RecursionError"),
+        ("while True:\n    print('x' * 1000)", {"printed": 5_000}, "may print 5,000 characters"),
+        ("while True:\n    await price('a')", {"calls": 7}, "more than 7 calls"),
+        ("open('/etc/passwd').read()", {}, "PermissionError"),
+        ("await book('x' * 300)", {"value": 200}, "one may have 200"),
+        ("1 / 0", {}, "ZeroDivisionError"),
+    ],
+)
+async def test_what_breaks_a_limit_or_reaches_out_is_an_error_result_that_names_it(
+    code: str, limits: dict[str, Any], expected: str
+) -> None:
+    ledger = Ledger()
+    began = time.monotonic()
+    result = await ran(analyst(ledger, limits=ProgramLimits(**limits)), code, "1 + 1", journal=MemoryJournal())
+
+    assert expected in said(result)[0], said(result)[0]
+    assert "2" == said(result)[1]
+    assert ["error", "ok"] == [one.result.status for one in result.tool_calls]
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.spec("programs:PG21")
+async def test_a_run_that_is_stopped_ends_its_program_at_once() -> None:
+    agent = analyst(Ledger(), limits=ProgramLimits(seconds=30))
+    async with Engine([agent], models=ScriptedModel(programs("while True:\n    pass"))) as engine:
+        handle = engine.start(agent, "go")
+        while not any(seat.is_busy and seat.pid for shared in running._SHARED for seat in shared._seats):  # noqa: ASYNC110 (nobody is told)
+            await asyncio.sleep(0.01)
+        began = time.monotonic()
+        handle.interrupt()
+        result = await handle.result()
+
+    assert RunStatus.CANCELLED is result.status
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.spec("programs:PG25")
+async def test_programs_that_wait_hold_no_worker() -> None:
+    waiting, all_wait = Counter[int](), asyncio.Event()
+
+    @tool(parallel_safe=True)
+    async def slow(n: int) -> int:
+        """Wait until every program waits."""
+        waiting[n] += 1
+        if len(waiting) == 12:
+            all_wait.set()
+        await all_wait.wait()
+        return n
+
+    sandbox = MontySandbox(workers=2)
+    code = "a = await slow({n})\nb = await slow(a)\na + b"
+    agents = [AgentDefinition(f"a{n}", model=f"test/m{n}", tools=[code_mode(slow, sandbox=sandbox)]) for n in range(12)]
+    models = {agent.model: [*programs(code.format(n=n)), text("end")] for n, agent in enumerate(agents)}
+    results = await asyncio.gather(
+        *[Engine([agent], models=ScriptedModel(models[agent.model])).run(agent, "go") for agent in agents]
+    )
+
+    sandbox.close()
+
+    assert [str(2 * n) for n in range(12)] == [said(result)[0] for result in results]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG25")
+async def test_five_hundred_programs_wait_at_once_on_two_workers_and_each_comes_to_its_own_end() -> None:
+    """The second call of each is answered only when all of them wait for theirs, which no two workers could hold."""
+    most, arrived, all_wait = 500, Counter[str](), asyncio.Event()
+
+    @tool(parallel_safe=True, timeout=300)
+    async def meet(n: int) -> int:
+        """Wait for all others."""
+        arrived["all"] += 1
+        if arrived["all"] == most:
+            all_wait.set()
+        await all_wait.wait()
+        return n
+
+    @tool(category="read")
+    def number() -> int:
+        """Draw a number."""
+        arrived["numbers"] += 1
+        return arrived["numbers"]
+
+    sandbox = MontySandbox(workers=2)
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(meet, number, sandbox=sandbox)])
+    code = "mine = [await number()]\nmine.append(await meet(mine[0]))\nmine.append(await meet(-mine[0]))\nmine"
+
+    def reply(request: Any) -> Any:
+        return text("end") if request.messages[-1].role == "tool" else programs(code)[0]
+
+    async with Engine([agent], models=ScriptedModel(reply)) as engine:
+        results = await asyncio.gather(*[engine.run(agent, "go") for _ in range(most)])
+    sandbox.close()
+
+    found = sorted(json.loads(said(result)[0]) for result in results)
+    assert [[n, n, -n] for n in range(1, most + 1)] == found
+
+
+def closed(sandbox: MontySandbox, *sessions: Any) -> None:
+    for session in sessions:
+        session.close()
+    sandbox.close()
+
+
+NOON = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def fed(session: Any, code: str, value: Any = 1) -> Any:
+    """Bring a program to its end, with the same answer to each of its calls."""
+    turn = session.feed(code, NOON)
+    while isinstance(turn, ProgramWaiting):
+        turn = session.answer({call.id: CallAnswer(value) for call in turn.calls}, NOON)
+    return turn
+
+
+@pytest.mark.spec("programs:PG25")
+def test_a_session_does_not_keep_all_that_it_was_ever_told_and_holds_the_same_as_one_that_lost_its_worker() -> None:
+    sandbox = MontySandbox(1)
+    limits = {"seconds": 5, "memory": 1 << 26, "printed": 1_000}
+    long, evicted, other = [sandbox.open(("look",), seed=7, **limits) for _ in range(3)]
+    codes = [
+        "import random\nclass Thing:\n    pass\nnumber = 0\nkept = []",
+        *[
+            "text = await look()\nnumber += len(text)\nkept.append(Thing())\ngone = [Thing() for _ in range(50)]\ngone = None"
+        ]
+        * 12,
+        "[number, len(kept), random.random(), id([]), id(Thing()), [id(one) for one in {Thing() for _ in range(20)}]]",
+    ]
+    turns = [[fed(session, code, "x" * 300_000) for code in codes] for session in (long,)]
+    turns.append([])
+    for code in codes:
+        fed(other, "1")  # the only worker is taken from the one, and then from the other
+        turns[1].append(fed(evicted, code, "x" * 300_000))
+    told = [
+        sum(len(answer.value) for program in session._told for given, _ in program.answers for answer in given.values())
+        for session in (long, evicted)
+    ]
+    closed(sandbox, long, evicted, other)
+
+    assert turns[0] == turns[1]
+    assert 3_600_000 == turns[0][-1].value[0]
+    assert max(told) <= 1_200_000
+
+
+@pytest.mark.spec("programs:PG24")
+def test_a_program_that_was_looked_at_is_known_again_with_the_same_functions_and_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+
+    def look(_: Any, code: str, stubs: Any, known: Any) -> CheckedProgram:
+        looked.append(code)
+        return CheckedProgram(is_whole=code != "half")
+
+    monkeypatch.setattr(sessions, "checked_by_monty", look)
+    sandbox, stubs = MontySandbox(1), stubs_of([one.spec for one in Ledger().tools], [], ask=False)
+    more = stubs_of([one.spec for one in Ledger().tools], [], ask=True)
+    for code, of, known in (
+        *[("a", stubs, {"x"}), ("a", stubs, {"x"}), ("a", stubs, {"y"}), ("a", more, {"x"})],
+        *[("half", stubs, {"x"}), ("half", stubs, {"x"})],
+    ):
+        sandbox.check(code, of, known)
+    assert ["a", "a", "a", "half", "half"] == looked
+    for n in range(64):
+        sandbox.check(f"{n}", stubs, ())
+    looked.clear()
+    sandbox.check("a", stubs, {"x"})
+    sandbox.close()
+
+    assert ["a"] == looked
+
+
+@pytest.mark.spec("programs:PG25")
+def test_a_turn_of_the_hundredth_program_asks_the_worker_for_no_more_than_one_of_the_second() -> None:
+    sandbox, asked = MontySandbox(1), Counter[str]()
+    session = sandbox.open(("look",), seed=1, seconds=5, memory=1 << 26, printed=1_000)
+    going = session._going
+
+    def counted(begin: Any, now: Any) -> Any:
+        asked["turns"] += 1
+        return going(begin, now)
+
+    session._going = counted
+    by_program = []
+    for n in range(100):
+        before = asked["turns"]
+        fed(session, f"v{n} = [await look() for _ in range(3)]")
+        by_program.append(asked["turns"] - before)
+    closed(sandbox, session)
+
+    assert {4} == set(by_program[1:])  # the first one begins the session, too
+
+
+@pytest.mark.spec("programs:PG23")
+async def test_a_call_with_a_wrong_input_may_be_caught_and_the_next_program_goes_on() -> None:
+    ledger = Ledger()
+    code = """
+        import asyncio
+        try:
+            await asyncio.gather(price("tea"), price(item=["no text"]))
+        except TypeError as error:
+            print("wrong")
+        x = 1
+    """
+    result = await ran(analyst(ledger), code, "x + 1", journal=MemoryJournal())
+
+    assert ["wrong", "2"] == said(result)
+
+
+@pytest.mark.spec("programs:PG20")
+async def test_functions_are_values_and_agents_take_params() -> None:
+    class Topic(BaseModel):
+        topic: str
+
+    def work(ctx: Any) -> Any:
+        yield from Sleep(0)
+        return f"read of {ctx.params.topic}"
+
+    reader = AgentDefinition("reader", input_schema=Topic, handle_steps=work)
+    ledger = Ledger()
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(*ledger.tools, agents=[reader])])
+    result = await ran(
+        agent, "f = price\nawait f('tea')", "await reader(params={'topic': 'bees'})", journal=MemoryJournal()
+    )
+
+    assert ["30", "read of bees"] == said(result)
+
+
+@pytest.mark.spec("programs:PG20")
+async def test_over_thirty_functions_there_is_a_catalogue_that_programs_search() -> None:
+    def made(n: int) -> Any:
+        @tool(name=f"look_{n}", description=f"Looks at number {n}.")
+        def look(what: str) -> str:
+            return f"{n} {what}"
+
+        return look
+
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(*[made(n) for n in range(40)])])
+    result = await ran(
+        agent,
+        "print(await search('number 17'))\nprint(await describe('look_17'))\nawait look_17('x')",
+        journal=MemoryJournal(),
+    )
+
+    assert "look_17" in said(result)[0]
+    assert said(result)[0].endswith("17 x")
+
+
+@pytest.mark.spec("programs:PG24")
+async def test_what_cannot_go_well_is_refused_before_anything_of_it_runs() -> None:
+    ledger = Ledger()
+    result = await ran(
+        analyst(ledger),
+        "await price('tea')\nawait prise('tea')",
+        "price('tea')\n1",
+        "import socket",
+        "for",
+        journal=MemoryJournal(),
+    )
+
+    assert all(text.startswith("Nothing was run") for text in said(result))
+    assert ["line 2", "line 1", "line 1", "line 1"] == [text.split("\n")[1][:6] for text in said(result)]
+    assert not ledger.done
+
+
+@pytest.mark.spec("programs:PG25")
+async def test_calls_are_counted_by_program_and_not_by_session() -> None:
+    codes = ["for n in range(10):\n    await price('a')\nn"] * 30
+    result = await ran(analyst(Ledger(), limits=ProgramLimits(calls=10)), *codes)
+
+    assert ["9"] * 30 == said(result)
+
+
+@pytest.mark.spec("programs:PG25")
+def test_a_forked_child_is_told_that_it_runs_no_programs_and_leaves_the_parents_workers() -> None:
+    sandbox = MontySandbox(1)
+    session = sandbox.open((), seconds=1, memory=1 << 26, printed=10, seed=1)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    session.feed("x = 1", now)
+    ours, theirs = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            session.feed("x", now)
+        except ToolError as error:
+            os.write(theirs, error.message.encode())
+        session.close()
+        sandbox.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    told = os.read(ours, 1000).decode()
+    os.close(ours)
+    os.close(theirs)
+    went_on = session.feed("x", now)
+    session.close()
+    sandbox.close()
+
+    assert "forked" in told
+    assert ProgramEnded(1) == went_on
+
+
+@pytest.mark.spec("programs:PG20")
+def test_code_mode_is_told_what_programs_may_call() -> None:
+    for wrong in (code_mode, lambda: code_mode(len), lambda: code_mode(*Ledger().tools, agents=["x"])):
+        with pytest.raises(DefinitionError):
+            wrong()
+    for field in ("calls", "seconds", "memory", "printed", "value"):
+        with pytest.raises(DefinitionError, match=field):
+            ProgramLimits(**{field: 0})
+
+
+# --- replays and crashes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_a_journal_that_is_cut_anywhere_goes_on_does_nothing_twice_and_comes_to_the_same(tmp_path: Path) -> None:
+    ledger, path = Ledger(), tmp_path / "run.jsonl"
+    agent = analyst(ledger)
+    code = """
+        import asyncio
+        total = 0
+        for item in ["a", "bb", "ccc"]:
+            one, two = await asyncio.gather(price(item), price(item + "x"))
+            total += one + two
+            print(total)
+        total
+    """
+    whole = await ran(agent, code, "total + await price('zz')", journal=path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for cut in range(2, len(lines)):
+        copy = tmp_path / f"{cut}.jsonl"
+        copy.write_bytes(b"".join(lines[:cut]))
+        known = len(FileJournal(copy).history().results)
+        ledger.done.clear()
+        replies = [*programs(code, "total + await price('zz')"), text("end")]
+        # Replies that are recorded are not asked for again.
+        answered = sum(
+            intent.type == "model_call"
+            for a, intent in FileJournal(copy).history().intents.items()
+            if a in FileJournal(copy).history().results
+        )
+        async with Engine([agent], models=ScriptedModel(replies[answered:])) as engine:
+            result = await engine.resume(copy, in_doubt="retry")
+            assert result == await engine.replay(copy)
+        assert said(whole) == said(result), cut
+        assert set(ledger.done.values()) <= {1}, (cut, known)
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_a_program_that_was_altered_in_a_journal_is_refused(tmp_path: Path) -> None:
+    path, agent = tmp_path / "run.jsonl", analyst(Ledger())
+    await ran(agent, "await price('tea')", journal=path)
+    path.write_bytes(path.read_bytes().replace(b"await price('tea')", b"await price('ale')"))
+    with pytest.raises((ReplayDivergence, JournalError)):
+        async with Engine([agent], models=ScriptedModel([])) as engine:
+            await engine.replay(path)
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from stepengine import AgentDefinition, Engine, tool
+from stepengine.sandbox import code_mode
+from stepengine.testing import ScriptedModel, text, tool_call
+
+@tool
+def note(n: int) -> int:
+    "Note."
+    with open(sys.argv[2], "a") as log:
+        print(n, file=log)
+    if n == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return n
+
+code = "found = []\\nfor n in range(20):\\n    found.append(await note(n))\\nsum(found)"
+agent = AgentDefinition("a", model="test/m", tools=[code_mode(note)])
+
+async def main():
+    replies = [tool_call("run_code", {"code": code}), text("end")]
+    async with Engine([agent], models=ScriptedModel(replies[1:] if sys.argv[4] == "resume" else replies)) as engine:
+        if sys.argv[4] == "resume":
+            result = await engine.resume(sys.argv[1], in_doubt="retry")
+        else:
+            result = await engine.run(agent, "go", journal=sys.argv[1])
+        print(result.tool_calls[0].result.text)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.spec("programs:PG26")
+def test_a_process_that_is_killed_in_a_call_is_gone_on_from_there_by_another(tmp_path: Path) -> None:
+    script, log, path = tmp_path / "process.py", tmp_path / "log", tmp_path / "run.jsonl"
+    script.write_text(KILLED)
+    words = [sys.executable, str(script), str(path), str(log)]
+    died = subprocess.run([*words, "11", "run"], check=False, capture_output=True, text=True, timeout=60)
+    assert -signal.SIGKILL == died.returncode
+    ended = subprocess.run([*words, "-1", "resume"], check=False, capture_output=True, text=True, timeout=60)
+
+    assert ("190\n", "") == (ended.stdout, ended.stderr)
+    assert [*range(11), 11, *range(11, 20)] == [int(line) for line in log.read_text().split()]
+
+
+def generated(rng: random.Random, depth: int = 0) -> list[str]:
+    """Return the lines of a random program over ``price``, ``book`` and ``fails``."""
+    lines: list[str] = []
+    for _ in range(rng.randint(1, 4)):
+        name, item = f"v{rng.randint(0, 3)}", "x" * rng.randint(1, 5)
+        kind = rng.choice(["call", "gather", "print", "try", "loop", "sum", "nested"])
+        if kind == "call":
+            lines.append(f"{name} = await price({item!r})")
+        elif kind == "gather":
+            calls = ", ".join([f"price({item * n!r})" for n in range(1, rng.randint(2, 5))])
+            lines.append(f"{name} = sum(await asyncio.gather({calls}))")
+        elif kind == "print":
+            lines.append(f"print({item!r}, {name})")
+        elif kind == "sum":
+            lines.append(f"{name} += len(await book({item!r}, at={name}))")
+        elif kind == "try":
+            lines += [
+                "try:",
+                f"    await fails({item!r})",
+                "except ToolError as error:",
+                f"    {name} += len(str(error))",
+            ]
+        elif kind == "loop" and depth < 2:
+            lines += [
+                f"for step{depth} in range({rng.randint(1, 3)}):",
+                *["    " + line for line in generated(rng, depth + 1)],
+            ]
+        elif kind == "nested" and depth < 2:
+            lines += [
+                f"async def work{depth}(n):",
+                f"    return n + await price({item!r})",
+                f"{name} = sum(await asyncio.gather(work{depth}(1), work{depth}(2)))",
+            ]
+    return lines or ["pass"]
+
+
+@pytest.mark.spec("programs:PG22", "programs:PG26")
+@pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.deep)])
+@pytest.mark.deep
+async def test_random_programs_are_cut_resumed_and_replayed_equal(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + (20 if not first else 380)):
+        rng, ledger = random.Random(seed), Ledger()
+        lines = ["import asyncio", "v0 = v1 = v2 = v3 = 1", *generated(rng), "[v0, v1, v2, v3]"]
+        agent, path = analyst(ledger), tmp_path / f"{seed}.jsonl"
+        whole = await ran(agent, "\n".join(lines), journal=path)
+        assert ["ok"] == [one.result.status for one in whole.tool_calls], (seed, said(whole))
+        before = +ledger.done
+        records = path.read_bytes().splitlines(keepends=True)
+        cut, copy = rng.randint(3, len(records)), tmp_path / f"{seed}-cut.jsonl"
+        copy.write_bytes(b"".join(records[:cut]))
+        held = FileJournal(copy).history()
+        answered = any(i.type == "model_call" and a in held.results for a, i in held.intents.items())
+        ledger.done.clear()
+        replies = [*programs("\n".join(lines)), text("end")]
+        async with Engine([agent], models=ScriptedModel(replies[1:] if answered else replies)) as engine:
+            result = await engine.resume(copy, in_doubt="retry") if cut < len(records) else whole
+            assert cut == len(records) or result == await engine.replay(copy)
+        assert said(whole) == said(result), seed
+        assert ledger.done <= before, seed
+
+
+# --- stepping ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("programs:PG28")
+def test_a_program_is_stepped_through_and_simulated_as_a_handler_is() -> None:
+    agent = analyst(Ledger())
+    replies = [*programs("import asyncio\nsum(await asyncio.gather(price('a'), price('bb')))"), text("end")]
+    went = simulate(agent, range(20), replies=replies)
+    assert (20, True) == (went.runs, went.effects > 60)
+
+
+class Counting(MontySandbox):
+    """Knows the sessions that are open."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.opened, self.closed = 0, 0
+
+    def open(self, functions: Any, **limits: Any) -> Any:
+        session = super().open(functions, **limits)
+        self.opened += 1
+        close = session.close
+
+        def noted() -> None:
+            self.closed += 1
+            close()
+
+        session.close = noted  # type: ignore[method-assign]
+        return session
+
+
+@pytest.mark.spec("programs:PG27", "programs:PG28")
+def test_whatever_steps_through_a_program_ends_its_session(tmp_path: Path) -> None:
+    sandbox, ledger = Counting(), Ledger()
+    run_code = code_mode(*ledger.tools, sandbox=sandbox)
+    given = {"code": "print(await price('tea'))\nawait price('milk')"}
+    walk = Walk(run_code, params=given)
+    assert "price" == walk.asked.calls[0].tool
+    assert "30\n40" == walk.send([30]).send([40]).returned
+    assert (1, 1) == (sandbox.opened, sandbox.closed)
+    left = Walk(run_code, params=given)
+    left.fork().close()
+    left.close()
+    assert "30\n40" == run_with(run_code, [(Parallel, [30]), (Parallel, [40])], params=given)
+    assert (4, 4) == (sandbox.opened, sandbox.closed)
+    with pytest.raises(ToolError, match="ZeroDivisionError"):
+        Walk(run_code, params={"code": "1 / 0"})
+
+    agent = AgentDefinition("a", model="test/m", tools=[run_code])
+    simulate(agent, range(5), replies=[*programs(given["code"]), text("end")])
+    assert sandbox.opened == sandbox.closed >= 10
+    with Engine([agent], models=ScriptedModel([*programs(given["code"]), text("end")])) as engine:
+        engine.run_sync(agent, "go", journal=tmp_path / "run.jsonl")
+        before = sandbox.opened
+        with engine.stepper(tmp_path / "run.jsonl") as stepper:
+            while stepper.advance():
+                pass
+        assert before == sandbox.opened  # what has ended is in the record
+        cut = (tmp_path / "run.jsonl").read_bytes().splitlines(keepends=True)[:-5]
+        (tmp_path / "cut.jsonl").write_bytes(b"".join(cut))
+        with engine.stepper(tmp_path / "cut.jsonl") as stepper:
+            while stepper.advance():
+                pass
+        assert sandbox.opened == sandbox.closed > before
+    sandbox.close()
+
+
+@pytest.mark.spec("programs:PG27")
+async def test_a_run_that_goes_on_from_another_one_says_that_its_variables_begin_anew() -> None:
+    agent = analyst(Ledger())
+    note = "This run of yours began without variables: those of your programs before it are gone."
+    codes = ["tea = await price('tea')", "tea", "tea", "tea = 1", "tea", "tea"]
+    replies = [
+        *programs(*codes[:2]),
+        text("end"),
+        *programs(*codes[2:5]),
+        text("end"),
+        *programs("tea", restart=True),
+        text("end"),
+    ]
+    journal = MemoryJournal()
+    async with Engine([agent], models=ScriptedModel(replies)) as engine:
+        first = await engine.run(agent, "go")
+        second = await engine.run(agent, "go on", previous=first.state, journal=journal)
+        third = await engine.run(agent, "go on", previous=second.state)
+        assert second == await engine.replay(journal)
+
+    assert [False, False] == [note in text for text in said(first)]
+    assert [True, False, False] == [note in text for text in said(second)]
+    assert "there is no `tea`" in said(second)[0]
+    assert [False] == [note in text for text in said(third)]
+
+
+@pytest.mark.spec("programs:PG20")
+async def test_a_tool_given_as_direct_is_a_function_of_programs_and_a_tool_of_the_model() -> None:
+    ledger = Ledger()
+    price, book, _ = ledger.tools
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(price, direct=[book])])
+    model = ScriptedModel(
+        [tool_call("book", {"item": "tea"}), *programs("await book('milk', at=await price('milk'))"), text("end")]
+    )
+    async with Engine([agent], models=model) as engine:
+        result = await engine.run(agent, "go", journal=(journal := MemoryJournal()))
+        assert result == await engine.replay(journal)
+        refused = await Engine([agent], models=ScriptedModel([tool_call("price", {"item": "x"}), text("end")])).run(
+            agent, "go"
+        )
+
+    assert ["run_code", "book"] == [spec.name for spec in model.calls[0].tools]
+    assert ["booked tea at 0", "booked milk at 40"] == said(result)
+    assert "error" == refused.tool_calls[0].result.status
+
+    both = AgentDefinition("a", model="test/m", tools=[code_mode(price, direct=[book]), book])
+    async with Engine([both], models=ScriptedModel([text("end")])) as engine:
+        assert (await engine.run(both, "go")).text == "end"
+
+
+@pytest.mark.spec("programs:PG20")
+def test_names_that_code_mode_is_given_twice_are_refused() -> None:
+    price, book, _ = Ledger().tools
+
+    @tool(name="run_code")
+    def other() -> str:
+        """Run."""
+        return ""
+
+    @tool(ends_turn=True)
+    def leave() -> str:
+        """Leave."""
+        return ""
+
+    for wrong, words in (
+        (lambda: code_mode(price, direct=[price]), "two tools called 'price'"),
+        (lambda: code_mode(price, other), "two tools called 'run_code'"),
+        (lambda: code_mode(price, direct=["book"]), r"direct=\[...\] more of them"),  # type: ignore[list-item]
+        (lambda: code_mode(price, direct=[leave]), "ends a turn"),
+    ):
+        with pytest.raises(DefinitionError, match=words):
+            wrong()
+    assert code_mode(direct=[book]).name == "run_code"
+
+
+@tool(category="read")
+def price_of(item: str) -> int:
+    """What an item costs."""
+    return len(item) * 10
+
+
+@pytest.mark.spec("programs:PG20")
+async def test_a_specification_stands_for_the_tool_of_its_name_that_the_engine_has() -> None:
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(price_of.spec)])
+    replies = [tool_call("run_code", {"code": "await price_of('tea')"}), text("end")]
+    async with Engine([agent], [price_of], ScriptedModel(replies)) as engine:
+        assert ["30"] == said(await engine.run(agent, "go"))
+    with pytest.raises(DefinitionError, match="price_of"):
+        Engine([agent], models=ScriptedModel([])).run_sync(agent, "go")

@@ -1,0 +1,157 @@
+"""The bytes that go in and out of the sandbox: they are in the memory of this process, and so are limited there."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, tool
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
+
+from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode
+from stepengine.sandbox.strangers import agents_of_source
+
+pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
+
+AGENT = """
+from stepengine import STEP, AgentDefinition, Sleep, ToolCall
+
+def handle_steps(ctx):
+{body}
+
+agent = AgentDefinition("a", model="test/m", handle_steps=handle_steps, tools=["echo"])
+"""
+MEBI = 1024 * 1024
+LIMITS = ProgramLimits(turn=2 * MEBI, total=4 * MEBI)
+HISTORY = "_se_" + "host"
+
+
+@pytest.fixture
+def sandbox() -> Iterator[MontySandbox]:
+    made = MontySandbox(1)
+    yield made
+    made.close()
+
+
+@tool(category="read")
+def echo(value: str) -> str:
+    """Give it back."""
+    return value
+
+
+async def error_of(body: str, sandbox: MontySandbox, prompt: str = "go") -> str:
+    lines = "\n".join([f"    {line}" for line in body.splitlines()])
+    agent, *_ = agents_of_source(AGENT.format(body=lines), limits=LIMITS, sandbox=sandbox)
+    async with Engine([agent], tools=[echo], models=ScriptedModel([text("end")] * 30)) as engine:
+        result = await engine.run(agent, prompt)
+    assert result.status == "failed", result
+    return f"{type(result.error).__name__}: {result.error}"
+
+
+@pytest.mark.spec("programs:PG44")
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            "for n in range(9):\n    ctx.random.sample(range(10**15), 50_000)\nyield STEP",
+            "2,097,152 bytes went in and out",
+        ),
+        (
+            f"for n in range(9):\n    try: eval('{HISTORY}(\"message_history\", 0)')\n    except BaseException: pass\n"
+            "    eval('" + HISTORY + '("inherited_messages")\')\nyield STEP',
+            "in one turn",
+        ),
+        (
+            "for n in range(100):\n    ctx.random.sample(range(10**15), 10_000)\n    yield Sleep(0)",
+            "4,194,304 bytes went in and out",
+        ),
+        ("for n in range(100):\n    yield from ToolCall('echo', {'value': 'a' * 90_000})", "in all"),
+        ("for n in range(100):\n    yield ToolCall('echo', {'value': 'a' * 900_000})", "in all"),
+    ],
+)
+async def test_a_handler_that_moves_too_many_bytes_is_ended_with_the_limit(
+    body: str, words: str, sandbox: MontySandbox
+) -> None:
+    error = await error_of(body, sandbox, prompt="p" * 300_000)
+
+    assert error.startswith("HandlerError")
+    assert words in error
+
+
+@pytest.mark.spec("programs:PG44")
+async def test_what_the_host_holds_for_a_handler_stays_below_its_limit(sandbox: MontySandbox) -> None:
+    """Each of the draws is a list in this process, which is kept for a worker that takes over."""
+    tracemalloc.start()
+    try:
+        await error_of("for n in range(200):\n    ctx.random.sample(range(10**15), 50_000)\nyield STEP", sandbox)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert most < 16 * MEBI
+
+
+async def result_of(code: str, sandbox: MontySandbox, journal: Path) -> str:
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(echo, limits=LIMITS, sandbox=sandbox)])
+    async with Engine([agent], models=ScriptedModel([tool_call("run_code", {"code": code}), text("end")])) as engine:
+        result = await engine.run(agent, "go", journal=str(journal))
+        assert result == await engine.replay(str(journal))
+    return next(message.text for message in result.state.message_history if message.role == "tool")
+
+
+@pytest.mark.spec("programs:PG44")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for n in range(100):\n    try: await echo('a' * 1_000_000)\n    except Exception: pass\n'done'",
+        "import asyncio\ns = 'a' * 1_000_000\nawait asyncio.gather(*[echo(s) for n in range(20)])\n'done'",
+        "for n in range(200):\n    await echo('a' * 40_000)\n'done'",
+    ],
+)
+async def test_a_program_that_moves_too_many_bytes_is_ended_with_the_limit(
+    code: str, sandbox: MontySandbox, tmp_path: Path
+) -> None:
+    journal = tmp_path / "run.jsonl"
+    answer = await result_of(code, sandbox, journal)
+
+    assert "values of its calls have more than 4,194,304 bytes" in answer
+    assert journal.stat().st_size < 12 * MEBI
+
+
+@pytest.mark.spec("programs:PG44")
+@pytest.mark.parametrize("value", ["'a' * 500_000", "['a' * 250_000] * 2", "{'a' * 500_000: 1}", "b'a' * 500_000"])
+async def test_calls_that_begin_together_do_not_fill_the_memory_of_the_host(value: str, sandbox: MontySandbox) -> None:
+    """Each call has a copy of its arguments in this process, although they are one value inside."""
+    code = f"import asyncio\nvalue = {value}\nawait asyncio.gather(*[echo(value) for n in range(300)])"
+    mode = code_mode(echo, limits=ProgramLimits(memory=16 * MEBI), sandbox=sandbox)
+    agent = AgentDefinition("a", model="test/m", tools=[mode])
+    tracemalloc.start()
+    try:
+        async with Engine(
+            [agent], models=ScriptedModel([tool_call("run_code", {"code": code}), text("end")])
+        ) as engine:
+            result = await engine.run(agent, "go")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    answer = next(message.text for message in result.state.message_history if message.role == "tool")
+    assert "TypeError" in answer
+    assert most < 64 * MEBI
+
+
+@pytest.mark.spec("programs:PG44")
+async def test_each_program_of_a_session_has_its_own_bytes(sandbox: MontySandbox) -> None:
+    calls = [
+        tool_call("run_code", {"code": "for n in range(15):\n    await echo('a' * 90_000)\n'done'"}) for _ in range(4)
+    ]
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(echo, limits=LIMITS, sandbox=sandbox)])
+    async with Engine([agent], models=ScriptedModel([*calls, text("end")])) as engine:
+        result = await engine.run(agent, "go")
+
+    assert ["done"] * 4 == [message.text for message in result.state.message_history if message.role == "tool"]

@@ -1,0 +1,496 @@
+"""What is recorded of a program: a call that has its result is replayed without the sandbox, and what goes on finds its variables."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import pytest
+from pydantic import AfterValidator
+
+from stepengine import AgentDefinition, Answer, Engine, Race, RunResult, Sleep, ToolAnnotations, ToolCall, tool
+from stepengine.debugging.debugger import debug
+from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.permissions import Call, Policy, Rule
+from stepengine.sandbox.sessions import ProgramSession, ProgramWaiting, Turn
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
+
+from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode
+
+pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
+
+
+class Watched(MontySandbox):
+    """Counts what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.fed: list[str] = []
+
+    def open(self, functions: Collection[str], **limits: Any) -> ProgramSession:
+        session, fed = super().open(functions, **limits), self.fed
+        feed = session.feed
+
+        def noted(code: str, now: datetime) -> Turn:
+            fed.append(code)
+            return feed(code, now)
+
+        session.feed = noted  # type: ignore[method-assign]
+        return session
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Watched]:
+    made = Watched()
+    yield made
+    made.close()
+
+
+@tool(category="read", annotations=ToolAnnotations(read_only=True))
+def price(item: str) -> int:
+    """What an item costs."""
+    return len(item) * 10
+
+
+def shopper(sandbox: MontySandbox, *more: Any, **options: Any) -> AgentDefinition[Any]:
+    return AgentDefinition("shopper", model="test/m", tools=[code_mode(price, *more, sandbox=sandbox, **options)])
+
+
+def replies(*codes: str) -> list[Any]:
+    return [*[tool_call("run_code", {"code": code}) for code in codes], text("end")]
+
+
+async def recorded(agent: AgentDefinition[Any], *codes: str, journal: Any, **options: Any) -> RunResult:
+    async with Engine([agent], models=ScriptedModel(replies(*codes)), **options) as engine:
+        return await engine.run(agent, "go", journal=journal)
+
+
+def cut_before(path: Path, copy: Path, kind: str, of: str, seq: int) -> Path:
+    """Copy a journal up to one of its records."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    found = [json.loads(line) for line in lines]
+    place = next(n for n, r in enumerate(found) if (r["kind"], r.get("path"), r.get("seq")) == (kind, of, seq))
+    copy.write_bytes(b"".join(lines[:place]))
+    return copy
+
+
+# --- a call that has its result ---------------------------------------------------------------------------------------
+
+ELSEWHERE = """
+import sys
+sys.modules["pydantic_monty"] = None  # as where it is not installed
+from stepengine import AgentDefinition, Engine, tool
+from stepengine.errors import DefinitionError
+from stepengine.sandbox import code_mode
+from stepengine.testing import ScriptedModel, text
+
+@tool(category="read")
+def price(item: str) -> int:
+    "What an item costs."
+    raise SystemExit("a replay calls no tool")
+
+agent = AgentDefinition("shopper", model="test/m", tools=[code_mode(price)])
+model = ScriptedModel([text("never asked")])
+with Engine([agent], models=model) as engine:
+    print([call.result.text for call in engine.replay_sync(sys.argv[1]).tool_calls])
+    for begin in (lambda: engine.run_sync(agent, "go"), lambda: engine.resume_sync(sys.argv[2])):
+        try:
+            begin()
+        except DefinitionError as error:
+            print(error.message)
+    print(len(model.calls))
+"""
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_where_the_sandbox_is_not_installed_a_journal_replays_and_whatever_must_go_on_says_so(
+    sandbox: Watched, tmp_path: Path
+) -> None:
+    path, script = tmp_path / "run.jsonl", tmp_path / "elsewhere.py"
+    codes = ("cost = await price('tea')\nprint(cost)", "cost + await price('milk')", "1 / 0", "prise('tea')")
+    result = await recorded(shopper(sandbox), *codes, journal=path)
+    open_ = cut_before(path, tmp_path / "open.jsonl", "result", "1", 0)
+    script.write_text(ELSEWHERE)
+    went = subprocess.run(  # noqa: ASYNC221 - nothing else is to happen meanwhile
+        [sys.executable, str(script), str(path), str(open_)], check=False, capture_output=True, text=True, timeout=60
+    )
+
+    *shown, asked = went.stdout.splitlines()
+    assert "" == went.stderr
+    assert repr([one.result.text for one in result.tool_calls]) == shown[0]
+    assert 2 == len(shown[1:])
+    assert all("pip install 'stepengine[programs]'" in line for line in shown[1:])
+    assert "0" == asked
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_the_intent_of_a_call_holds_the_sandbox_and_a_journal_without_it_replays_as_well(
+    sandbox: Watched, tmp_path: Path
+) -> None:
+    path, agent = tmp_path / "run.jsonl", shopper(sandbox)
+    result = await recorded(agent, "await price('tea')", journal=path)
+    history = FileJournal(path).history()
+    (call,) = [i for i in history.intents.values() if i.begins_run and i.type == "tool_call"]
+    before = {k: v for k, v in history.form(call).items() if k != "sandbox"}
+    old = [
+        attrs.evolve(r, line=None)
+        if r.kind == "head"
+        else attrs.evolve(r, given=before, fp="", read_from=None)
+        if r is call
+        else r
+        for r in history.records
+    ]
+    journal = MemoryJournal()
+    journal.replace([r for r in old if r.kind != "input" or r.input["type"] != "computed"])  # type: ignore[union-attr]
+
+    assert sandbox.name == json.loads(path.read_text().splitlines()[call_line(path)])["effect"]["sandbox"]
+    sandbox.fed.clear()
+    async with Engine([agent], models=ScriptedModel([])) as engine:
+        assert result == await engine.replay(journal)
+    assert ["await price('tea')"] == sandbox.fed
+
+
+def call_line(path: Path) -> int:
+    return next(n for n, line in enumerate(path.read_text().splitlines()) if '"yields":true' in line)
+
+
+@pytest.mark.spec("programs:PG26", "programs:PG23")
+async def test_a_replay_makes_again_what_a_program_asked_for_and_runs_none(sandbox: Watched, tmp_path: Path) -> None:
+    """Denials, wrong arguments and outputs leave no effect, and an input that a person edits is another one: the turns tell."""
+    policy = Policy(
+        [
+            Rule("deny", Call("buy")),
+            Rule("ask", Call("book")),
+            *[Rule("allow", Call(name)) for name in ("run_code", "price", "finish")],
+        ]
+    )
+
+    @tool(category="network")
+    def buy(item: str) -> str:
+        """Buy an item."""
+        return item
+
+    @tool(category="network")
+    def book(item: str) -> str:
+        """Book an item."""
+        return f"booked {item}"
+
+    @tool(uses=["set_output"])
+    def finish(cost: int) -> Any:
+        """Finish."""
+        yield ToolCall("set_output", {"data": cost})
+        return "set"
+
+    code = """
+try:
+    await buy("tea")
+except PermissionError:
+    print("denied")
+try:
+    await price(["no text"])
+except TypeError:
+    print("wrong")
+print(await book("tea"))
+await finish(await price("tea"))
+"""
+    made = code_mode(price, buy, book, finish, sandbox=sandbox)
+    agent = AgentDefinition("shopper", model="test/m", tools=[made, "set_output"], output_mode="structured_output")
+    path = tmp_path / "run.jsonl"
+    waiting = await recorded(agent, code, journal=path, permissions=policy)
+    (question,) = waiting.pending_questions
+    async with Engine([agent], models=ScriptedModel([text("end")]), permissions=policy) as engine:
+        result = await engine.resume(path, answers={question.id: Answer(edited_input={"item": "milk"})})
+        sandbox.fed.clear()
+        again = await engine.replay(path)
+
+    assert ["denied\nwrong\nbooked milk\nset"] == [
+        one.result.text for one in result.tool_calls if one.tool_name == "run_code"
+    ]
+    assert 30 == result.output
+    assert result == again
+    assert [] == sandbox.fed
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_a_time_limit_that_a_program_would_break_now_does_not_count_where_it_had_ended(sandbox: Watched) -> None:
+    journal = MemoryJournal()
+    code = "n = 0\nfor i in range(200_000):\n    n += i\nawait price('tea')"
+    result = await recorded(shopper(sandbox), code, journal=journal)
+    hurried = shopper(sandbox, limits=ProgramLimits(seconds=0.000_1, calls=1, printed=1, memory=1 << 20))
+    async with Engine([hurried], models=ScriptedModel([])) as engine:
+        again = await engine.replay(journal)
+
+    assert ["30"] == [one.result.text for one in again.tool_calls]
+    assert result == again
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_what_was_stopped_while_it_computed_is_replayed_without_computing(sandbox: Watched) -> None:
+    """A program that lost a race never ended, and a replay does not wait for its time limit either."""
+    endless = code_mode(price, sandbox=sandbox, limits=ProgramLimits(seconds=50))
+
+    def work(ctx: Any) -> Any:
+        won = yield from Race(
+            ToolCall("run_code", {"code": "await price('tea')\nwhile True:\n    pass"}), Sleep(seconds=0.5)
+        )
+        return won[0] if isinstance(won, tuple) else won.index
+
+    agent, journal = AgentDefinition("racer", tools=[endless], handle_steps=work), MemoryJournal()
+    began = time.monotonic()
+    async with Engine([agent], models=ScriptedModel([])) as engine:
+        result = await engine.run(agent, "go", journal=journal)
+        sandbox.fed.clear()
+        again = await engine.replay(journal)
+
+    assert 1 == result.output
+    assert result == again
+    assert [] == sandbox.fed
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.spec("programs:PG26", "programs:PG27")
+async def test_a_program_that_goes_on_finds_what_earlier_ones_have_left_and_those_alone_are_run_again(
+    sandbox: Watched, tmp_path: Path
+) -> None:
+    codes = (
+        "a = await price('tea')",
+        "boom = 1\n1 / 0",
+        "forgotten = 1",
+        "b = a + await price('milk')\nprint(b, boom)",
+    )
+    path, agent = tmp_path / "run.jsonl", shopper(sandbox)
+    result = await recorded(agent, *codes, journal=path)
+    copy = cut_before(path, tmp_path / "open.jsonl", "result", "7", 0)
+    sandbox.fed.clear()
+    async with Engine([agent], models=ScriptedModel([text("end")])) as engine:
+        resumed = await engine.resume(copy, in_doubt="retry")
+        assert list(codes) == sandbox.fed
+        sandbox.fed.clear()
+        assert resumed == await engine.replay(copy)
+
+    assert [one.result.text for one in result.tool_calls] == [one.result.text for one in resumed.tool_calls]
+    assert [] == sandbox.fed
+
+
+class Other(Watched):
+    """Another version, which reads one number differently."""
+
+    name = "monty/99"  # type: ignore[assignment]
+
+    def open(self, functions: Collection[str], **limits: Any) -> ProgramSession:
+        session = super().open(functions, **limits)
+        feed, answer = session.feed, session.answer
+        session.feed = lambda code, now: self._other(feed(code, now))  # type: ignore[method-assign]
+        session.answer = lambda answers, now: self._other(answer(answers, now))  # type: ignore[method-assign]
+        return session
+
+    @staticmethod
+    def _other(turn: Turn) -> Turn:
+        if not isinstance(turn, ProgramWaiting):
+            return turn
+        calls = [call._replace(args=("coffee",)) if call.args == ("milk",) else call for call in turn.calls]
+        return attrs.evolve(turn, calls=tuple(calls))
+
+
+@pytest.fixture
+def other() -> Iterator[Other]:
+    made = Other()
+    yield made
+    made.close()
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_other_calls_than_the_recorded_ones_are_told_with_the_line_of_the_program_and_the_other_sandbox(
+    sandbox: Watched, other: Other, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    await recorded(shopper(sandbox), "a = await price('tea')\nb = await price('milk')\nb", journal=path)
+    copy = cut_before(path, tmp_path / "open.jsonl", "result", "1", 1)
+    before = copy.read_bytes()
+    agent = shopper(other)
+    async with Engine([agent], models=ScriptedModel([text("end")])) as engine:
+        with pytest.raises(ReplayDivergence) as raised:
+            await engine.resume(copy, in_doubt="retry")
+        whole = await engine.replay(path)  # there nothing has to be run
+
+    assert "line 2 of the program: b = await price('milk')" in raised.value.message
+    assert f"the program ran in {sandbox.name}, and runs in monty/99 now" in raised.value.message
+    assert before == copy.read_bytes()
+    assert ["40"] == [one.result.text for one in whole.tool_calls]
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_an_earlier_program_that_cannot_be_brought_back_ends_the_run_and_nothing_else_happens(
+    sandbox: Watched, other: Other, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    await recorded(shopper(sandbox), "a = await price('milk')", "a + await price('tea')", journal=path)
+    copy = cut_before(path, tmp_path / "open.jsonl", "intent", "3", 0)
+    before = copy.read_bytes()
+    agent = shopper(other)
+    async with Engine([agent], models=ScriptedModel([text("end")])) as engine:
+        with pytest.raises(ReplayDivergence, match=r"in line 1, `a = await price\('milk'\)`.*monty/99"):
+            await engine.resume(copy)
+
+    assert before in copy.read_bytes()
+    assert not [r for r in FileJournal(copy).records() if r.kind == "result" and (r.path, r.seq) == ("", 3)]
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_variables_that_cannot_be_brought_back_are_shown_nowhere_behind_that_place(
+    sandbox: Watched, other: Other, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    await recorded(shopper(sandbox), "a = await price('milk')", "b = 1", "c = 2", journal=path)
+    async with Engine([shopper(other)], models=ScriptedModel([])) as engine:
+        with debug(engine, FileJournal(path)) as debugger:
+            shown = []
+            for at in ("#2", "#4", "#6"):
+                debugger.goto(at)
+                shown.append(debugger.variables())
+
+    assert [{}, {}, {}] == shown
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_a_fork_in_the_middle_of_a_program_runs_it_again_from_there_and_one_behind_it_does_not(
+    sandbox: Watched, tmp_path: Path
+) -> None:
+    path, agent = tmp_path / "run.jsonl", shopper(sandbox)
+    await recorded(agent, "a = await price('tea')\nb = await price('milk')\na + b", journal=path)
+    sandbox.fed.clear()
+    async with Engine([agent], models=ScriptedModel([text("again"), text("again")])) as engine:
+        behind = await engine.fork(path, at="#1", into=tmp_path / "behind.jsonl")
+        assert [] == sandbox.fed
+        inside = await engine.fork(path, at="1#0", edit=99, into=tmp_path / "inside.jsonl")
+        assert 1 == len(sandbox.fed)
+        assert inside == await engine.replay(tmp_path / "inside.jsonl")
+        assert behind == await engine.replay(tmp_path / "behind.jsonl")
+
+    assert ("70", "139") == (behind.tool_calls[0].result.text, inside.tool_calls[0].result.text)
+    assert 1 == len(sandbox.fed)
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_a_journal_that_is_written_anew_keeps_what_its_programs_came_to(sandbox: Watched, tmp_path: Path) -> None:
+    def of(item: str) -> AgentDefinition[Any]:
+        def work(ctx: Any) -> Any:
+            yield ToolCall("run_code", {"code": "await price('tea')"})
+            yield ToolCall("price", {"item": item})
+
+        return attrs.evolve(shopper(sandbox), tools=[code_mode(price, sandbox=sandbox), price], handle_steps=work)
+
+    path = tmp_path / "run.jsonl"
+    async with Engine([of("milk")], models=ScriptedModel([])) as engine:
+        await engine.run("shopper", journal=path)
+    sandbox.fed.clear()
+    async with Engine([of("bread")], models=ScriptedModel([])) as engine:
+        fork = await engine.fork(path, tools="idempotent")
+        await engine.replay(fork.journal)
+        await engine.resume(path, on_divergence="extend")
+        await engine.replay(path)
+
+    assert "#1" == fork.broke_at
+    assert [] == sandbox.fed
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_what_a_journal_may_not_hold_is_no_difference_when_a_program_is_run_again(
+    sandbox: Watched, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    @tool(category="read", annotations=ToolAnnotations(read_only=True))
+    def look(key: str) -> str:
+        """Look."""
+        asked.append(key)
+        return "seen"
+
+    key = "ghp_" + "a1B2" * 9
+    codes = ("key = 'ghp_' + 'a1B2' * 9\nprint(key, await look(key))", "await look(key)")
+    path, copy, agent = tmp_path / "run.jsonl", tmp_path / "open.jsonl", shopper(sandbox, look)
+    whole = await recorded(agent, *codes, journal=FileJournal(path, redact="all"))
+    cut_before(path, copy, "intent", "3", 0)
+    async with Engine([agent], models=ScriptedModel([text("end")])) as engine:
+        result = await engine.resume(FileJournal(copy, redact="all"))
+        assert result == await engine.replay(FileJournal(copy, redact="all"))
+
+    assert key not in path.read_text() + copy.read_text()
+    assert [key, key, key] == asked
+    assert [one.result.text for one in whole.tool_calls] == [one.result.text for one in result.tool_calls]
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_a_program_that_meets_another_answer_halfway_goes_on_with_that_one(
+    sandbox: Watched, tmp_path: Path
+) -> None:
+    """A run is extended with a tool that takes its input otherwise: from that call on its program is run, not told from the record."""
+
+    def of(change: Any) -> AgentDefinition[Any]:
+        @tool(category="read", annotations=ToolAnnotations(read_only=True))
+        def cost(item: Annotated[str, AfterValidator(change)]) -> int:
+            """What an item costs."""
+            return len(item) * 10
+
+        return AgentDefinition("shopper", model="test/m", tools=[code_mode(price, cost, sandbox=sandbox)])
+
+    code = "a = await price('tea')\nb = await cost('milk')\nc = await cost('x' if b == 40 else 'yyy')\n[a, b, c]"
+    path = tmp_path / "run.jsonl"
+    await recorded(of(str), code, journal=path)
+    sandbox.fed.clear()
+    other = of(lambda item: item * 2)
+    async with Engine([other], models=ScriptedModel([text("again")])) as engine:
+        result = await engine.resume(path, on_divergence="extend")
+        assert 1 == len(sandbox.fed)
+        assert result == await engine.replay(path)
+
+    assert ["[30, 80, 60]"] == [one.result.text for one in result.tool_calls]
+    assert 1 == len(sandbox.fed)
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_turns_that_somebody_made_up_are_refused_whatever_they_hold(sandbox: Watched) -> None:
+    agent, journal = shopper(sandbox), MemoryJournal()
+    await recorded(agent, "await price('tea')", journal=journal)
+    call = {"id": 0, "name": "price", "line": 1, "input": {"item": "tea"}}
+    for values in (
+        ["said"],
+        [7],
+        [{}],
+        [{"calls": 3}],
+        [{"calls": [{}], "line": 1}],
+        [{"calls": [call], "line": 10**9}, {"said": "other"}],
+        [{"calls": [call], "line": "x"}, {"said": 3}],
+        [{"calls": [{**call, "input": {"item": "ale"}}], "line": -5}, {"said": "30"}],
+        [{"calls": [{**call, "name": "gone"}], "line": 1}, {"said": "30"}],
+        [{"calls": [call], "line": 1}],
+        [],
+        [None],
+    ):
+        altered = MemoryJournal()
+        altered.replace(
+            [
+                attrs.evolve(r, input={**r.input, "values": values}, line=None) if is_computed(r) else r
+                for r in journal.records()
+            ]
+        )
+        async with Engine([agent], models=ScriptedModel([])) as engine:
+            try:
+                result = await engine.replay(MemoryJournal(altered.lines()))
+            except JournalError:
+                continue
+        assert ["30"] == [one.result.text for one in result.tool_calls], values
+
+
+def is_computed(record: Any) -> bool:
+    return record.kind == "input" and record.input["type"] == "computed"

@@ -1,0 +1,673 @@
+"""What people see of programs in a recorded run: each call at its line, the line that waits, and nothing that steers a screen."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from typer.testing import CliRunner
+
+from stepengine import AgentDefinition, Engine, RunResult, load_agent, tool
+from stepengine.cli.app import app
+from stepengine.debugging.debugger import debug, lines_around
+from stepengine.errors import JournalCorrupt, JournalError, ToolError
+from stepengine.evaluation.blame import blame
+from stepengine.evaluation.checks import Check
+from stepengine.evaluation.impact import first_difference, impact
+from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.journal.records import shown_address, to_line
+from stepengine.journal.show import clean_tree, render, run_tree
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
+
+from stepengine.sandbox import MontySandbox, code_mode, running
+from stepengine.sandbox.sessions import CallAnswer
+
+pytestmark = [pytest.mark.anyio]
+
+# What the package opens once for a process is there before any test, so that none of them seems to have left it behind.
+first = MontySandbox(1)
+first.open((), seconds=1, memory=1 << 26, printed=10, seed=1).feed("1", datetime(2026, 1, 1, tzinfo=UTC))
+first.close()
+
+
+@pytest.fixture(autouse=True)
+def workers() -> Iterator[None]:
+    """Workers live as long as their process; a test leaves none behind."""
+    yield
+    for sandbox in running._SHARED:
+        sandbox.close()
+
+
+@tool(category="read")
+def price(item: str) -> int:
+    """What an item costs."""
+    if item == "gold":
+        raise ValueError("nobody sells gold")
+    return len(item) * 10
+
+
+@tool(category="network")
+def buy(item: str) -> str:
+    """Buy an item."""
+    return f"bought {item}"
+
+
+writer = AgentDefinition("writer", model="test/m")
+buyer: AgentDefinition[Any] = AgentDefinition(
+    "buyer", model="test/m", tools=[code_mode(price, buy, agents=[writer], ask=True)]
+)
+POLICY = Policy([Rule.allow_tool("run_code"), Rule.allow_tool("price")])
+
+
+async def ran(*codes: str, journal: Any, answer: str = "yes", **options: Any) -> RunResult:
+    """Run programs one after the other; every question has the same answer."""
+    calls = [tool_call("run_code", {"code": textwrap.dedent(code)}) for code in codes]
+    replies = [*calls, text("end")]
+
+    def reply(request: Any) -> Any:
+        return text("Thank you.") if request.messages[-1].text == "Thank them." else replies.pop(0)
+
+    async with Engine([buyer, writer], models=ScriptedModel(reply), permissions=POLICY, **options) as engine:
+        result = await engine.run(buyer, "go", journal=journal)
+        while answer and result.pending_questions:
+            answers = {question.id: answer for question in result.pending_questions}
+            result = await engine.resume(journal, answers=answers)
+        return result
+
+
+def shown(journal: Journal, *, whole: bool = False) -> str:
+    return render(clean_tree(run_tree(journal), whole=whole))
+
+
+def lines_of(journal: Journal) -> dict[str, int]:
+    intents = journal.history().intents
+    return {shown_address(*at): intent.program_line for at, intent in intents.items() if intent.program_line}
+
+
+def without_lines(journal: Journal) -> MemoryJournal:
+    """Return a journal as it was before lines were recorded."""
+    made, crc = bytearray(), 0
+    for line in journal.lines():
+        members = json.loads(line)
+        members.pop("crc")
+        members.pop("program_line", None)
+        written, crc = to_line(members, crc)
+        made += written
+    return MemoryJournal(bytes(made))
+
+
+SHOPPING = """
+    import asyncio
+    tea = price("tea")
+    rest = [price(item) for item in ["milk",
+                                     "gold"]]
+    await tea
+    try:
+        await asyncio.gather(*rest)
+    except ToolError as error:
+        print(error)
+    await buy("tea")
+"""
+
+
+# --- what is recorded -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("programs:PG35")
+async def test_each_effect_of_a_program_is_recorded_with_the_line_that_asked_for_it() -> None:
+    """Calls, the question whether one may be made, children, questions and waits; what no program asks for has no line."""
+    journal = MemoryJournal()
+    program = """\
+    import asyncio
+    a = price("tea")
+    b = writer("Thank them.")
+    await asyncio.gather(
+        a, b, asyncio.sleep(0.01))
+
+    await buy("tea")
+    await ask("Good?", ["yes", "no"])
+    """
+    await ran(program, journal=journal)
+
+    asked = {"1#0": 2, "1#1": 3, "1#2": 5, "1#3": 7, "1#4": 7, "1#5": 8}
+    assert lines_of(journal) == asked
+    assert lines_of(MemoryJournal(journal.lines())) == asked
+
+
+async def test_a_line_in_a_file_is_read_at_a_glimpse_and_whole(tmp_path: Path) -> None:
+    """Whether a record is read at once or only where it is needed, its line is the same."""
+    journal = FileJournal(tmp_path / "run.jsonl")
+    await ran(SHOPPING, journal=journal)
+    written = [json.loads(line) for line in (tmp_path / "run.jsonl").read_bytes().splitlines()]
+
+    read = FileJournal(tmp_path / "run.jsonl")
+    asked = {shown_address(one["path"], one["seq"]): one["program_line"] for one in written if one.get("program_line")}
+    assert lines_of(read) == asked
+    assert len(asked) == 5
+
+
+@pytest.mark.parametrize("line", ["3", -1, 0, 10**9, 1.5, True])
+async def test_a_line_that_is_none_is_a_damaged_record(line: object) -> None:
+    """A journal may be anybody's."""
+    journal = MemoryJournal()
+    await ran('await price("tea")', journal=journal)
+    made, crc = bytearray(), 0
+    for one in journal.lines():
+        members = json.loads(one)
+        members.pop("crc")
+        if "program_line" in members:
+            members["program_line"] = line
+        written, crc = to_line(members, crc)
+        made += written
+
+    with pytest.raises(JournalCorrupt):
+        MemoryJournal(bytes(made)).history()
+
+
+async def test_a_journal_from_before_lines_were_recorded_replays_and_goes_on() -> None:
+    """Nothing but what people see depends on lines: the calls of an old run are compared without them."""
+    journal = MemoryJournal()
+    await ran(SHOPPING, journal=journal, answer="")
+    old = without_lines(journal)
+    assert not lines_of(old)
+
+    async with Engine([buyer], models=ScriptedModel([text("end")]), permissions=POLICY) as engine:
+        await engine.replay(old)
+        result = await engine.resume(old, answers={"1.q3": "yes"})
+
+    assert result.unwrap() == "end"
+
+
+# --- stepengine show --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("programs:PG36")
+async def test_a_program_is_shown_by_its_lines_with_each_call_below_the_line_that_made_it() -> None:
+    """Every call has its status and what it gave; the reply that asked for the program does not repeat it."""
+    journal = MemoryJournal()
+    await ran(SHOPPING, journal=journal, answer="")
+
+    assert (
+        shown(journal).partition("   -> call")[2]
+        == """\
+ run_code  program of #1
+#1  tool run_code  c1
+     restart: false
+     program
+          1
+          2  import asyncio
+          3  tea = price("tea")
+             1#0  tool price  {"item": "tea"} -> 30
+          4  rest = [price(item) for item in ["milk",
+             1#1  tool price  {"item": "milk"} -> 40
+             1#2  tool price  {"item": "gold"} -> error "ValueError: nobody sells gold"
+          5                                   "gold"]]
+          6  await tea
+          7  try:
+          8      await asyncio.gather(*rest)
+          9  except ToolError as error:
+         10      print(error)
+       > 11  await buy("tea")
+             1#3  ask  permission  1.q3  "May buy run?"  "yes"  "no" -> (no result yet)
+   -> (no result yet)
+waits for an answer to 1.q3  options "yes", "no"
+  May buy run?
+"""
+    )
+
+
+async def test_what_a_program_printed_and_gave_stands_below_it_when_it_has_ended() -> None:
+    """As with any result; no line waits any more."""
+    journal = MemoryJournal()
+    await ran(SHOPPING, journal=journal)
+    told = shown(journal)
+
+    assert (
+        '             1#4  tool buy  {"item": "tea"} -> "bought tea"\n   -> text\n        ValueError: nobody sells gold\n'
+        in told
+    )
+    assert " > " not in told
+
+
+async def test_a_program_of_an_old_journal_is_shown_with_its_calls_below_it() -> None:
+    """Nobody noted then which line made them."""
+    journal = MemoryJournal()
+    await ran('print("a")\nawait price("tea")\n', journal=journal)
+
+    assert (
+        '         1  print("a")\n         2  await price("tea")\n     1#0  tool price  {"item": "tea"} -> 30\n'
+        in shown(without_lines(journal))
+    )
+
+
+async def test_what_needs_more_than_a_line_is_shown_as_anywhere_else() -> None:
+    """Long inputs, long results, and children with what they did stand whole below the line."""
+    journal = MemoryJournal()
+    await ran(f'await price("{"x" * 120}")\nawait writer("Thank them.")', journal=journal)
+    told = shown(journal)
+
+    assert (
+        f"            1#0  tool price  c1  by tool\n                 item: |\n                   {'x' * 120}\n" in told
+    )
+    assert "            1#1  spawn writer  " in told
+    assert "                 1.1#0  model test/m  step 1" in told
+
+
+async def test_nothing_in_a_program_steers_a_terminal_or_shifts_its_lines() -> None:
+    """Escapes, carriage returns and separators stay in their line, as text, and in no way look like a line of ours."""
+    hostile = "\x1b[2J\x1b]0;title\x07 \u202e \u2028 \r   9  fake"
+    program = f'a = """{hostile}"""\nb = await price("tea")\n# {hostile.replace(chr(13), "")}\nawait buy(a)'
+    journal = MemoryJournal()
+    await ran(program, journal=journal)
+    told = shown(journal)
+
+    assert all(character.isprintable() or character == "\n" for character in told)
+    assert lines_of(journal) == {"1#0": 2, "1#1": 4, "1#2": 4}
+    assert (
+        '         2  b = await price("tea")\n            1#0  tool price  {"item": "tea"} -> 30\n         3  # ' in told
+    )
+    assert "\\x1b[2J" in told
+
+
+async def test_lines_that_end_with_two_characters_are_lines_as_any() -> None:
+    """Some models write programs as Windows has its files."""
+    journal = MemoryJournal()
+    await ran('a = 1\r\nb = await price("tea")\r\n', journal=journal)
+
+    assert '         1  a = 1\n         2  b = await price("tea")\n            1#0  tool price' in shown(journal)
+    async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
+        with debug(engine, journal) as debugger:
+            debugger.goto("1#0")
+            (frame,) = debugger.frames()
+            lines = list(lines_around(frame))
+
+    assert (frame.source, lines) == ('b = await price("tea")', [(1, "a = 1"), (2, 'b = await price("tea")')])
+
+
+async def test_of_a_long_program_the_lines_around_its_calls_are_shown_and_all_of_them_where_it_is_asked_for() -> None:
+    """What is left out is counted, also in a line that is too long."""
+    far = [f"n{n} = {n}" for n in range(1, 301)]
+    far[199] = 'await price("tea")  # ' + "x" * 300
+    journal = MemoryJournal()
+    await ran("\n".join(far), journal=journal)
+    told, whole = shown(journal), shown(journal, whole=True)
+
+    assert (
+        told.partition("     program\n")[2].partition("   -> ")[0]
+        == f"""\
+           1  n1 = 1
+           2  n2 = 2
+           3  n3 = 3
+              ... (cut: lines 4 to 197)
+         198  n198 = 198
+         199  n199 = 199
+         200  await price("tea")  # {"x" * 178}... (cut: 322 characters)
+              1#0  tool price  {{"item": "tea"}} -> 30
+         201  n201 = 201
+         202  n202 = 202
+              ... (cut: lines 203 to 300)
+"""
+    )
+    assert far[199] in whole
+    assert "cut:" not in whole
+
+
+async def test_a_secret_that_goes_over_lines_of_a_program_is_not_shown_and_its_calls_are() -> None:
+    """Where lines are taken out the others have other numbers, so that calls stand below the program."""
+    key = "\n".join(["-----BEGIN PRIVATE KEY-----", *["QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo" + "abcdefgh" * 3] * 5, "-----END PRIVATE KEY-----"])  # fmt: skip
+    journal = MemoryJournal(redact="off")
+    await ran(f'key = """{key}"""\nawait price("tea"){chr(10) * 12}1', journal=journal)
+    told = shown(journal)
+
+    assert "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo" not in told
+    assert '\n     1#0  tool price  {"item": "tea"} -> 30\n' in told
+
+
+async def test_the_page_of_programs_shows_what_is_printed() -> None:
+    """The run of the example as it waits for its person; calls that are alike are left out there."""
+    root = Path(__file__).parents[2]
+    block = (root / "docs/programs.md").read_text(encoding="utf-8").partition("```text\n")[2].partition("```")[0]
+    example: dict[str, Any] = {"__name__": "example"}
+    exec(compile((root / "examples/programs.py").read_text(encoding="utf-8"), "programs.py", "exec"), example)
+    journal = MemoryJournal()
+    model = ScriptedModel([tool_call("run_code", {"code": example["PROGRAM"]})])
+    async with Engine([example["buyer"]], models=model, permissions=example["policy"]) as engine:
+        await engine.run("buyer", "Find the cheapest kettle.", journal=journal)
+    told = shown(journal)
+
+    for part in block.split("             ...\n"):
+        assert part in told
+
+
+# --- the debugger -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("programs:PG37")
+async def test_the_debugger_stands_at_the_line_of_a_program_that_waits_and_says_what_it_printed() -> None:
+    """Each call that the line waits for is a position, with the line that made it; both ways."""
+    journal = MemoryJournal()
+    await ran(SHOPPING, journal=journal, answer="")
+    async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
+        with debug(engine, journal) as debugger:
+            seen = []
+            for address in ("1#3", "1#2", "1#0"):
+                moment = debugger.goto(address)
+                (frame,) = debugger.frames()
+                seen.append(
+                    (
+                        frame.kind,
+                        frame.line,
+                        frame.source,
+                        debugger.printed(frame),
+                        getattr(moment.effect, "program_line", 0),
+                    )
+                )
+            assert debugger.told()["frames"][0]["printed"] == ""
+
+    assert seen == [
+        ("program", 11, 'await buy("tea")', "ValueError: nobody sells gold\n", 11),
+        ("program", 6, "await tea", "", 4),  # which was made before, and goes out with what is awaited first
+        ("program", 6, "await tea", "", 3),
+    ]
+
+
+@pytest.mark.spec("programs:PG37")
+async def test_between_programs_the_debugger_has_their_variables_and_looking_changes_nothing() -> None:
+    """Not even the names of programs in errors, which the model reads: the walk goes on as it was recorded."""
+    journal = MemoryJournal()
+    codes = ('a = [1, 2]\napi_token = "xyzzyplugh"\nimport math\nb = await price("tea")', "a.append(b)\n1 / 0", "a")
+    await ran(*codes, journal=journal)
+    async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
+        with debug(engine, journal) as debugger:
+            told = [(debugger.goto(at).address, debugger.variables()) for at in ("1#0", "#2", "#4", "#6")]
+            debugger.to(debugger.last)
+
+    known = {"a": "[1, 2]", "api_token": "<redacted>", "b": "30"}
+    assert told == [
+        ("1#0", {}),
+        ("#2", known),
+        ("#4", known | {"a": "[1, 2, 30]"}),
+        ("#6", known | {"a": "[1, 2, 30]"}),
+    ]
+
+
+@pytest.mark.deep
+async def test_variables_that_cannot_be_shown_harm_neither_the_look_nor_the_run() -> None:
+    """Their texts are the program's own code: it may raise, never end, or call a tool."""
+    journal = MemoryJournal()
+    code = """\
+    class Bad:
+        def __repr__(self):
+            raise ValueError("no")
+    class Slow:
+        def __repr__(self):
+            while True:
+                pass
+    a = Bad()
+    b = "\\x1b[2J" + "x" * 1000
+    c = Slow()
+    """
+    await ran(code, "1", journal=journal)
+    async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
+        with debug(engine, journal) as debugger:
+            debugger.goto("#2")
+            found = debugger.variables()
+            debugger.to(debugger.last)
+
+    assert found["a"] == found["c"] == "<cannot be shown>"
+    assert found["b"].startswith("'\\x1b[2Jxxx")
+    assert len(found["b"]) <= 200
+
+
+def test_a_session_whose_program_waits_tells_no_variables_and_goes_on() -> None:
+    """The sandbox has none to tell then."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    session = first.open(("price",), seconds=1, memory=1 << 26, printed=100, seed=1)
+    try:
+        session.feed("a = 1", now)
+        before = session.variables(["a"])
+        waiting = session.feed("a = await price(1)", now)
+        meanwhile = session.variables(["a"])
+        session.answer({waiting.calls[0].id: CallAnswer(5)}, now)
+        assert [before, meanwhile, session.variables(["a"])] == [{"a": "1"}, {}, {"a": "5"}]
+    finally:
+        session.close()
+        first.close()
+
+
+AGENT = '''
+from stepengine import AgentDefinition, tool
+from stepengine.sandbox import code_mode
+
+
+@tool(category="read")
+def price(item: str) -> int:
+    """What an item costs."""
+    return len(item) * 10
+
+
+agent = AgentDefinition("buyer", model="test/m", tools=[code_mode(price, ask=True)])
+'''
+ASKING = """\
+import asyncio
+tea, milk = await asyncio.gather(price("tea"), price("milk"))
+print("tea", tea)
+if await ask("Buy it?", ["yes", "no"]) == "yes":
+    print("yes!")
+tea + milk
+"""
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A run whose program waits for a person, with the file of its agent beside it."""
+    (tmp_path / "buyer.py").write_text(AGENT)
+    agent = load_agent(tmp_path / "buyer.py")
+    with Engine([agent], models=ScriptedModel([tool_call("run_code", {"code": ASKING})])) as engine:
+        engine.run_sync(agent, "go", journal=tmp_path / "run.jsonl")
+    return tmp_path / "run.jsonl"
+
+
+def command(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_command_debug_steps_through_a_program(recorded: Path) -> None:
+    """Programs run in processes of their own, which no fork has, so that no process is forked for a place."""
+    steps = [f"--exec={step}" for step in ("last", "where", "locals", "into 1", "rback 2")]
+    done = command("debug", recorded, "--agent", recorded.with_name("buyer.py"), "--width=80", *steps)
+
+    assert done.exit_code == 0, done.output
+    assert "snapshots: paused replays (programs do not run in forked processes)" in done.output
+    assert (
+        done.stdout.split("── 1#2")[1].split("\n", 1)[1].split("\n── ")[0].rstrip("\n")
+        == """\
+the program of #1, which a model wrote
+   2    tea, milk = await asyncio.gather(price("tea"), price("milk"))
+   3    print("tea", tea)
+ > 4    if await ask("Buy it?", ["yes", "no"]) == "yes":
+   5        print("yes!")
+ asked     Buy it?
+ answer    none is recorded
+ printed   tea 30
+> 0 program  program of #1:4
+a program tells its variables when it has ended, not while it waits"""
+    )
+    assert ' > 2    tea, milk = await asyncio.gather(price("tea"), price("milk"))' in done.stdout
+    assert " printed   (nothing so far)" in done.stdout
+
+
+def test_the_command_debug_tells_variables_between_programs_and_forks_inside_of_one(recorded: Path) -> None:
+    """A fork in the middle of a program goes on with it."""
+    agent = recorded.with_name("buyer.py")
+    with Engine([load_agent(agent)], models=ScriptedModel([text("end")])) as engine:
+        engine.resume_sync(recorded, answers={"1.q2": "yes"})
+    steps = [f"--exec={step}" for step in ("goto #2", "locals", "goto 1#2", "fork --reply no --allow-repeat")]
+    done = command("debug", recorded, "--agent", agent, "--width=80", *steps)
+
+    assert done.exit_code == 0, done.output
+    assert "variables milk=40  tea=30\nmilk  40\ntea   30\n" in done.stdout
+    assert " asked     Buy it?\n answer    yes\n printed   tea 30\n" in done.stdout
+    fork = FileJournal(recorded.with_name("run-1.jsonl")).history()
+    assert fork.outcome(fork.results["", 1]).value.text == "tea 30\n70"
+
+
+async def test_without_its_sandbox_the_debugger_still_has_the_lines_of_a_program_that_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it asked for is recorded; what it printed on the way, and its variables, only the sandbox knows."""
+    journal = MemoryJournal()
+    await ran(SHOPPING, "1", journal=journal)
+
+    def gone(*_: Any, **__: Any) -> Any:
+        msg = "no sandbox"
+        raise ToolError(msg)
+
+    monkeypatch.setattr(MontySandbox, "open", gone)
+    async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
+        with debug(engine, journal) as debugger:
+            debugger.goto("1#4")
+            (frame,) = debugger.frames()
+            seen = (frame.line, debugger.printed(frame), debugger.told()["frames"][0]["printed"])
+            debugger.goto("#2")
+            left = debugger.variables()
+            debugger.to(debugger.last)
+
+    assert (seen, left) == ((11, None, None), {})
+
+
+# --- forks, impact, blame, checks -------------------------------------------------------------------------------------
+
+PRICES = """\
+import asyncio
+tea, milk = await asyncio.gather(price("tea"), price("milk"))
+await buy("tea" if tea <= milk else "milk")
+"""
+LOOPED = """\
+found = {}
+for item in ["tea", "milk"]:
+    found[item] = await price(item)
+await buy(sorted(found.items(), key=lambda one: one[1])[0][0])
+"""
+
+
+@pytest.mark.spec("programs:PG39")
+@pytest.mark.parametrize(
+    ("at", "edit", "said"),
+    [("1#0", 50, "bought milk"), ("1#1", 5, "bought milk"), ("1#2", "no", "denied"), ("1#3", "sold out", "sold out")],
+)
+async def test_a_fork_goes_on_from_any_effect_of_a_program_with_another_outcome(at: str, edit: Any, said: str) -> None:
+    """What comes after it follows from that; what stands before is not asked for again; the fork replays."""
+    journal, fork = MemoryJournal(), MemoryJournal()
+    await ran(PRICES, journal=journal)
+    async with Engine([buyer], models=ScriptedModel([text("end")] * 2), permissions=POLICY) as engine:
+        result = await engine.fork(journal, at=at, edit=edit, into=fork, allow_repeat=True)
+        while result.pending_questions:
+            answers = dict.fromkeys([question.id for question in result.pending_questions], "yes")
+            result = await engine.resume(fork, answers=answers)
+        assert result == await engine.replay(fork)
+
+    assert said in result.tool_calls[0].result.text
+    assert set(lines_of(fork).values()) == {2, 3}
+
+
+@pytest.mark.spec("programs:PG39")
+async def test_the_result_of_a_program_cannot_be_edited_and_the_error_says_where_to_fork() -> None:
+    """It follows from what the program asked for, as that of a child does: a fork would differ at once."""
+    journal = MemoryJournal()
+    await ran(PRICES, journal=journal)
+    async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
+        with pytest.raises(JournalError) as refused:
+            await engine.fork(journal, at=1, edit="bought milk")
+
+    assert str(refused.value) == (
+        "the result of #1, a call of a program, follows from what that asks for; fork at one of its effects, such as 1#0, or at the "
+        "reply that asked for the call"
+    )
+
+
+@pytest.mark.spec("programs:PG39")
+@pytest.mark.parametrize(
+    ("code", "is_changed", "served"),
+    [(PRICES, False, 3), (LOOPED, False, 3), (PRICES.replace("milk", "gold"), True, 1), ("1 + 1", True, 0)],
+)
+async def test_impact_compares_what_programs_ask_for_and_answers_their_calls_from_the_record(
+    code: str, is_changed: bool, served: int
+) -> None:
+    """Another prompt, and the model writes another program: what it asks for decides whether that is another decision."""
+    journal = MemoryJournal()
+    free = Policy([Rule.allow_tool("run_code"), Rule.allow_tool("price"), Rule.allow_tool("buy")])
+    async with Engine(
+        [buyer], models=ScriptedModel([tool_call("run_code", {"code": PRICES}), text("end")]), permissions=free
+    ) as engine:
+        await engine.run(buyer, "go", journal=journal)
+    changed = attrs.evolve(buyer, system_prompt="Be quick.")
+
+    def models() -> ScriptedModel:
+        return ScriptedModel([tool_call("run_code", {"code": code}), text("end")])
+
+    async with Engine([changed], permissions=free) as engine:
+        found = await first_difference(engine, "run.jsonl", journal, changed)
+        report = await impact(engine, [found], agent=changed, n=1, models=models)
+    (sample,) = report.journals[0].samples
+
+    assert (sample.changed, sample.report.served, sample.report.performed) == (is_changed, served, 0)
+
+
+@pytest.mark.spec("programs:PG39")
+async def test_blame_takes_what_programs_ask_for_from_the_record() -> None:
+    """The second program of this run spoiled it; with the first one of the record in place a better one passes."""
+    journal = MemoryJournal()
+    codes = ('tea = await price("tea")', "tea * 2")
+    await ran(*codes, journal=journal)
+
+    def models() -> ScriptedModel:
+        def reply(request: Any) -> Any:
+            results = [message.text for message in request.messages if message.role == "tool"]
+            codes = ('tea = await price("tea")', "tea * 3")
+            return tool_call("run_code", {"code": codes[len(results)]}) if len(results) < 2 else text(results[-1])
+
+        return ScriptedModel(reply)
+
+    async with Engine([buyer], permissions=POLICY) as engine:
+        report = await blame(engine, journal, Check.of_expression("text == '90'"), k=2, models=models)
+
+    assert [(step.ok, step.failed, step.unknown) for step in report.steps] == [(2, 0, 0), (2, 0, 0), (0, 2, 0)]
+    assert report.blamed is not None
+    assert report.blamed.step.address == "#2"
+    assert report.performed == 0
+
+
+@pytest.mark.spec("programs:PG39")
+async def test_the_tools_of_a_check_are_those_that_programs_called_too() -> None:
+    """A check that something must not be called holds for programs."""
+    journal = MemoryJournal()
+    await ran(PRICES, journal=journal)
+    async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
+        result = await engine.replay(journal)
+
+    assert Check.of_expression("tools == ['run_code', 'price', 'price', 'buy']").of(result).passed
+    assert not Check.of_expression("'buy' not in tools").of(result).passed
+
+
+def test_a_pin_of_a_run_with_a_program_fails_until_the_program_does_what_it_has_to(recorded: Path) -> None:
+    """Its calls come from the kept journal."""
+    agent = recorded.with_name("buyer.py")
+    with Engine([load_agent(agent)], models=ScriptedModel([text("end")])) as engine:
+        engine.resume_sync(recorded, answers={"1.q2": "yes"})
+    folder = recorded.with_name("tests") / "journals"
+    made = command("compare", "pin", recorded, "--agent", agent, "--check", "'price' not in tools", "--dir", folder)
+    again = command("compare", "pin", recorded, "--agent", agent, "--check", "'price' in tools", "--dir", folder)
+
+    assert made.exit_code == 0, made.output
+    assert "the test fails, as it has to" in made.output
+    assert again.exit_code == 1

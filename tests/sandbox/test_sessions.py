@@ -1,0 +1,301 @@
+"""Sessions of the sandbox: whoever stops, takes, kills or forks what, a worker is left for others and a program comes to the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, RunStatus, tool
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
+
+from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode
+from stepengine.sandbox.sessions import CallAnswer, ProgramEnded, ProgramRaised, ProgramSession, ProgramWaiting, Turn
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LIMITS = {"seconds": 30.0, "memory": 1 << 26, "printed": 1_000, "seed": 1}
+ENDLESS = "while True:\n    pass"
+
+
+@pytest.fixture
+def one() -> Iterator[MontySandbox]:
+    """A sandbox with a single worker."""
+    sandbox = MontySandbox(1)
+    yield sandbox
+    sandbox.close()
+
+
+def opened(sandbox: MontySandbox, **limits: Any) -> ProgramSession:
+    return sandbox.open(("look",), **{**LIMITS, **limits})
+
+
+def in_thread(turn: Any) -> tuple[threading.Thread, list[Any]]:
+    """Have a turn in a thread; what comes of it is the one member of the list."""
+    came: list[Any] = []
+
+    def work() -> None:
+        try:
+            came.append(turn())
+        except ToolError as error:
+            came.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, came
+
+
+def busy(sandbox: MontySandbox) -> bool:
+    return any(seat.is_busy and seat.pid for seat in sandbox._seats)
+
+
+def until(fact: Any) -> None:
+    end = time.monotonic() + 30
+    while not fact():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.spec("programs:PG25")
+@pytest.mark.parametrize("limits", [{"memory": 2_000}, {"seconds": 1e-9}])
+def test_a_limit_that_leaves_no_room_to_begin_is_named_and_the_worker_is_there_for_others(
+    one: MontySandbox, limits: dict[str, Any]
+) -> None:
+    for _ in range(3):
+        turn = opened(one, **limits).feed("1", NOW)
+        assert isinstance(turn, ProgramRaised)
+        assert (True, True) == (turn.is_fatal, turn.kind in {"MemoryError", "TimeoutError"})
+
+    assert ProgramEnded(2) == opened(one).feed("1 + 1", NOW)
+
+
+@pytest.mark.spec("programs:PG21")
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "from datetime import datetime\nwhile True:\n    datetime.now()",
+        "while True:\n    try: eval('nobody')\n    except NameError: pass",
+        "while True:\n    look(1)",
+    ],
+)
+def test_a_program_that_asks_the_host_for_ever_is_ended_as_one_that_computes_is(one: MontySandbox, loop: str) -> None:
+    """The sandbox's own clock begins anew with everything that it asks for, if only the time."""
+    assert ProgramRaised("TimeoutError", "TimeoutError", 0, is_fatal=True) == opened(one, seconds=0.3).feed(loop, NOW)
+    assert ProgramEnded(2) == opened(one).feed("1 + 1", NOW)
+
+
+@pytest.mark.spec("programs:PG25")
+def test_a_worker_that_dies_while_its_program_waits_is_replaced_and_the_program_goes_on(one: MontySandbox) -> None:
+    session = opened(one)
+    assert ProgramEnded(None) == session.feed("x = 20", NOW)
+    first = session.feed("a = await look(1)\nprint(a)\nb = await look(2)\na + b + x", NOW)
+    assert isinstance(first, ProgramWaiting)
+    os.kill(one._seats[0].pid, signal.SIGKILL)
+    until(lambda: not one._seats[0].is_alive)
+    second = session.answer({first.calls[0].id: CallAnswer(1)}, NOW)
+    assert isinstance(second, ProgramWaiting)
+    os.kill(one._seats[0].pid, signal.SIGKILL)
+    until(lambda: not one._seats[0].is_alive)
+
+    assert ProgramEnded(23) == session.answer({second.calls[0].id: CallAnswer(2)}, NOW)
+    assert "1\n" == session.printed
+
+
+@pytest.mark.spec("programs:PG21")
+def test_a_session_that_is_closed_while_it_waits_for_a_worker_gives_up_at_once(one: MontySandbox) -> None:
+    working, waiting = opened(one), opened(one)
+    first, ended = in_thread(lambda: working.feed(ENDLESS, NOW))
+    until(lambda: busy(one))
+    second, gave_up = in_thread(lambda: waiting.feed(ENDLESS, NOW))
+    waiting.close()
+    second.join(20)
+
+    assert not second.is_alive()
+    assert isinstance(gave_up[0], ToolError)
+    working.close()
+    first.join(20)
+    assert ended[0].is_fatal
+
+
+@pytest.mark.spec("programs:PG21")
+def test_a_session_that_is_closed_while_it_is_told_again_ends_and_leaves_its_worker(
+    one: MontySandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, other = opened(one), opened(one)
+    turn: Turn = session.feed("while True:\n    await look(1)", NOW)
+    for _ in range(20):
+        assert isinstance(turn, ProgramWaiting)
+        turn = session.answer({turn.calls[0].id: CallAnswer(1)}, NOW)
+    assert isinstance(turn, ProgramWaiting)
+    answers = {turn.calls[0].id: CallAnswer(1)}
+    other.feed("1", NOW)  # takes the worker
+    told, answered = [], type(session)._resume_with
+
+    def slow(self: Any, given: Any, now: datetime) -> Turn:
+        told.append(given)
+        if len(told) == 5:
+            session.close()
+        return answered(self, given, now)
+
+    monkeypatch.setattr(type(session), "_resume_with", slow)
+    turn = session.answer(answers, NOW)
+
+    assert isinstance(turn, ProgramRaised)
+    assert turn.is_fatal
+    assert len(told) < 20  # nothing more is told behind that
+    assert ProgramEnded(2) == opened(one).feed("1 + 1", NOW)
+
+
+@pytest.mark.spec("programs:PG21", "programs:PG25")
+@pytest.mark.parametrize("seed", range(3))
+def test_sessions_that_are_closed_at_any_moment_leave_every_worker_for_others(seed: int) -> None:
+    sandbox = MontySandbox(2)
+    try:
+        for step in range(60):
+            session = opened(sandbox)
+            thread, came = in_thread(lambda session=session: session.feed(ENDLESS, NOW))
+            time.sleep((seed * 7 + step % 12) / 4_000)
+            session.close()
+            thread.join(20)
+            assert not thread.is_alive(), step
+            assert isinstance(came[0], ToolError) or came[0].is_fatal
+        assert ProgramEnded(2) == opened(sandbox).feed("1 + 1", NOW)
+        assert not [seat for seat in sandbox._seats if seat.is_busy]
+    finally:
+        sandbox.close()
+
+
+FORKS = """
+import os, signal, sys
+from datetime import UTC, datetime
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode
+
+def value(sandbox):
+    try:
+        return sandbox.open((), seconds=5, memory=1 << 26, printed=10, seed=1).feed("1 + 1", datetime(2026, 1, 1, tzinfo=UTC)).value
+    except ToolError as error:
+        return error.message
+
+def told_by_child(sandbox):
+    ours, theirs = os.pipe()
+    if not (pid := os.fork()):
+        signal.alarm(20)
+        os.write(theirs, str(value(sandbox or MontySandbox(1))).encode())
+        if sandbox is not None:
+            sandbox.close()
+        os._exit(0)
+    os.close(theirs)
+    os.waitpid(pid, 0)
+    return os.fdopen(ours).read()
+
+made = MontySandbox(1)
+print(told_by_child(made))
+print(value(made))
+print(told_by_child(made))
+print(told_by_child(None))
+made.close()
+"""
+
+
+@pytest.mark.spec("programs:PG25")
+def test_a_child_runs_programs_when_none_had_run_before_the_fork_and_is_refused_else_whatever_sandbox_it_has() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    refused = "programs cannot run in a process that was forked after another program had run; begin a new one"
+
+    assert ("", ["2", "2", refused, refused]) == (done.stderr, done.stdout.splitlines())
+
+
+@pytest.mark.spec("programs:PG25")
+def test_a_forked_child_that_closes_a_session_ends_no_turn_of_its_parent(one: MontySandbox) -> None:
+    session = opened(one)
+    thread, came = in_thread(lambda: session.feed("n = 0\nwhile n < 3_000_000:\n    n += 1\nn", NOW))
+    until(lambda: busy(one))
+    if not (pid := os.fork()):
+        session.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    thread.join(60)
+
+    assert [ProgramEnded(3_000_000)] == came
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("programs:PG21")
+async def test_a_run_that_is_stopped_while_its_program_is_looked_at_never_runs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @tool
+    def look(n: int) -> int:
+        """Look."""
+        return n
+
+    sandbox = MontySandbox(1)
+    looking, go_on = threading.Event(), threading.Event()
+    check = sandbox.check
+
+    def slow(*given: Any) -> Any:
+        looking.set()
+        go_on.wait(30)
+        return check(*given)
+
+    monkeypatch.setattr(sandbox, "check", slow)
+    fed: list[str] = []
+    run_code = code_mode(look, limits=ProgramLimits(seconds=30), sandbox=sandbox)
+    monkeypatch.setattr(
+        "stepengine.sandbox.sessions._MontySession.feed", lambda _, code, now: fed.append(code) or ProgramEnded(None)
+    )
+    agent = AgentDefinition("a", model="test/m", tools=[run_code])
+    replies = [tool_call("run_code", {"code": ENDLESS}), text("end")]
+    async with Engine([agent], models=ScriptedModel(replies)) as engine:
+        handle = engine.start(agent, "go")
+        await asyncio.to_thread(looking.wait, 30)
+        handle.interrupt()
+        await asyncio.sleep(0)
+        go_on.set()
+        result = await handle.result()
+    sandbox.close()
+
+    assert (RunStatus.CANCELLED, []) == (result.status, fed)
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("programs:PG21")
+async def test_limits_are_numbers_that_the_sandbox_can_count_or_are_refused_where_they_are_written() -> None:
+    names = ("calls", "seconds", "memory", "printed", "value")
+    for wrong in (0, -1, 10**15 + 1, 2**80, float("inf"), float("nan"), True, "5"):
+        for name in names:
+            with pytest.raises(DefinitionError, match=rf"ProgramLimits\({name}=...\) is a "):
+                ProgramLimits(**{name: wrong})
+
+    @tool
+    def look(n: int) -> int:
+        """Look."""
+        return n
+
+    sandbox = MontySandbox(1)
+    limits = ProgramLimits(**dict.fromkeys(names, 10**15))
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(look, limits=limits, sandbox=sandbox)])
+    replies = [tool_call("run_code", {"code": "print(1)\nawait look(2)"}), text("end")]
+    async with Engine([agent], models=ScriptedModel(replies)) as engine:
+        result = await engine.run(agent, "go")
+    sandbox.close()
+
+    assert "1\n2" == result.tool_calls[0].result.text

@@ -1,0 +1,134 @@
+"""What goes into a program and comes out of it: variables, values of all kinds, and those that are none of JSON's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, RunResult, tool
+from stepengine.journal import MemoryJournal
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
+
+from stepengine.sandbox import code_mode
+
+pytestmark = [pytest.mark.anyio]
+
+
+@tool
+def echo(x: Any) -> Any:
+    """Give back what is given."""
+    return x
+
+
+async def said(*codes: str, tools: Any = (echo,)) -> list[str]:
+    """Return what the programs of one run come to, each a result; a replay comes to the same."""
+    agent, journal = AgentDefinition("a", model="test/m", tools=[code_mode(*tools)]), MemoryJournal()
+    replies = [*[tool_call("run_code", {"code": code}) for code in codes], text("end")]
+    async with Engine([agent], models=ScriptedModel(replies)) as engine:
+        result: RunResult = await engine.run(agent, "go", journal=journal)
+        assert result == await engine.replay(journal)
+    return [call.result.text for call in result.tool_calls]
+
+
+@pytest.mark.spec("programs:PG27")
+async def test_a_program_that_fails_keeps_what_it_had_set() -> None:
+    found = await said("x = 1\n1 / 0", "x + 1", "y = await echo(2)\nawait echo()", "y = await echo(2)\n[][0]", "x + y")
+
+    assert "ZeroDivisionError" in found[0]
+    assert "2" == found[1]
+    assert "Nothing was run" in found[2]
+    assert "3" == found[4]
+
+
+@tool
+def found(n: int) -> dict[str, int] | None:
+    """Find something, or nothing."""
+    return {"n": n} if n else None
+
+
+@pytest.mark.spec("programs:PG20")
+async def test_what_a_tool_gives_is_none_in_a_program_where_it_gave_nothing() -> None:
+    code = "[one is None for one in (await found(0), await found(1), await echo(None), await echo('null'), await echo(''))]"
+
+    assert ["[true, false, true, false, false]"] == await said(code, tools=[found, echo])
+
+
+DOUBLED = "x = [1]\nfor _ in range({n}):\n    x = [x, x]\n"
+NESTED = "x = 1\nfor _ in range({n}):\n    x = [x]\n"
+
+
+@pytest.mark.spec("programs:PG21")
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        # Three lines make a value of 2^40 members, which nobody has ever written down.
+        (DOUBLED.format(n=40), "a value of more than 8,388,608 bytes; one may have 8,388,608"),
+        ("x = {'s': ['a' * 1_000_000] * 1_000_000}", "a value of more than 8,388,608 bytes; one may have 8,388,608"),
+        (NESTED.format(n=200), "a value that is nested deeper than 200 levels"),
+        (NESTED.format(n=5_000), "a value that is nested deeper than 200 levels"),
+        ("x = 10**5_000", "Exceeds the limit (4300 digits)"),
+    ],
+)
+async def test_a_value_that_is_too_large_or_too_deep_is_refused_at_its_call_and_never_written(
+    code: str, expected: str
+) -> None:
+    caught = "\ntry:\n    await echo(x)\nexcept TypeError as error:\n    print(error)\n'and on'"
+    (found,) = await said(code + caught)
+
+    assert found.startswith(expected)
+    assert found.endswith("and on")
+
+
+@pytest.mark.spec("programs:PG21")
+@pytest.mark.parametrize(
+    "code",
+    [
+        DOUBLED.format(n=40) + "x",
+        DOUBLED.format(n=40) + "{1: {'a', 2}, 2: x}",
+        "class A:\n    pass\n" + DOUBLED.format(n=40) + "a = A()\na.x = x\na",
+        NESTED.format(n=5_000) + "x",
+        "[10**5_000]",
+    ],
+)
+async def test_a_last_line_whose_value_cannot_be_shown_is_told_beside_what_was_printed(code: str) -> None:
+    (found,) = await said(f"print('printed')\n{code}")
+
+    assert found.startswith("printed\nThe value of its last line is not shown: ")
+    assert len(found) < 300
+
+
+@pytest.mark.spec("programs:PG21")
+@pytest.mark.deep
+async def test_what_is_given_to_calls_at_once_has_the_room_of_a_program() -> None:
+    code = """
+import asyncio
+s = "a" * 1_000_000
+
+async def one(n):
+    try:
+        await echo(s)
+    except TypeError as error:
+        return str(error)
+    return "given"
+
+came = await asyncio.gather(*[one(n) for n in range(70)])
+[came.count("given"), came[-1]]
+"""
+    assert ['[67, "what is given to calls at once has more than 67,108,864 bytes"]'] == await said(code)
+
+
+@pytest.mark.spec("programs:PG23")
+async def test_a_wait_that_is_no_date_any_more_is_an_error_at_its_line() -> None:
+    code = "import asyncio\ntry:\n    await asyncio.sleep(10**12)\nexcept ValueError as error:\n    print(error)"
+
+    assert ["asyncio.sleep takes seconds, from 0 to a hundred years, not 9223372036.854774"] == await said(code)
+
+
+@pytest.mark.spec("programs:PG21")
+async def test_a_result_that_is_cut_is_a_text_that_says_so() -> None:
+    code = "found = await echo({'a': ['b' * 98] * 1_000})\n[isinstance(found, str), ' characters were cut here; ' in found]"
+
+    assert ["[true, true]"] == await said(code)

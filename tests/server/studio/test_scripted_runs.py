@@ -1,0 +1,212 @@
+"""
+``--script``: what stands in a file answers in place of models, in each run from its beginning, on a machine without keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from stepengine import AgentDefinition, Engine
+from stepengine.server import Tokens
+
+from .shop import Shop, agreed, done, judged, rests, save, until
+from .stage import Stage
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the server of these tests is ended by a signal")
+
+CODE = '''
+import asyncio
+import os
+
+from stepengine import AgentDefinition, ToolAnnotations, tool
+
+
+@tool(category="read", annotations=ToolAnnotations(read_only=True))
+async def look(where: str) -> str:
+    """Look somewhere; to the right only when somebody lets it."""
+    with open(f"looked-{where}.txt", "a") as told:
+        told.write(f"{os.getpid()}\\n")
+    while where == "right" and not os.path.exists("go"):
+        await asyncio.sleep(0.02)
+    return f"nothing on the {where}"
+
+
+agent = AgentDefinition("looker", model="anthropic/claude-haiku-4-5", tools=[look], system_prompt="Look.")
+'''
+LEFT, RIGHT = ({"tool": "look", "input": {"where": where}} for where in ("left", "right"))
+REPLIES = [LEFT, RIGHT, "nothing there"]
+
+
+def shop_of(folder: Path, replies: Any = REPLIES, *, script: bool = True) -> Shop:
+    """
+    Return a studio whose runs are answered by a script, in an environment without a key.
+    """
+    (folder / "replies.json").write_text(json.dumps(replies))
+    shop = Shop(folder, CODE, ["--script", "replies.json"] if script else [])
+    shop.variables = {"ANTHROPIC_API_KEY": "", "ANTHROPIC_AUTH_TOKEN": "", "STEPENGINE_MODEL": ""}
+    return shop
+
+
+def view(client: httpx2.Client, run: str) -> dict[str, Any]:
+    return dict(client.get(f"/runs/{run}").raise_for_status().json())
+
+
+def replies_of(client: httpx2.Client, run: str) -> list[tuple[str, str]]:
+    """
+    Return what models said in a run by its journal, and which model that was.
+    """
+    lines = [json.loads(line) for line in client.get(f"/runs/{run}/journal").raise_for_status().text.splitlines()]
+    replies = [line["value"] for line in lines if line.get("value", {}).get("type") == "model_reply"]
+    return [
+        (one["content"][0].get("text") or one["content"][0]["input"]["where"], one.get("model", "")) for one in replies
+    ]
+
+
+def tells_a_line(file: Path) -> bool:
+    return file.exists() and file.read_text().endswith("\n")
+
+
+SAID = [(what, "scripted/replies.json") for what in ("left", "right", "nothing there")]
+
+
+@pytest.mark.spec("studio:ST12")
+def test_each_run_has_the_script_from_its_beginning_for_nothing_and_its_record_says_that_no_model_answered(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "go").touch()
+    with shop_of(tmp_path).open() as shop, shop.client() as client:
+        runs = [done(client, "looker", "go") for _ in range(2)]
+        told = client.get("/agents").json()
+        views = [view(client, run) for run in runs]
+        said = [replies_of(client, run) for run in runs]
+        afforded = client.post("/runs", json={"agent": "looker", "limits": {"max_cost_usd": 0.01}}).json()["run_id"]
+        afford = view(client, rests(client, afforded))
+
+    assert ["completed", "completed"] == [one["status"] for one in views]
+    assert ["nothing there"] * 2 == [one["text"] for one in views]
+    assert [0, 0] == [float(one["cost_usd"]) for one in views]
+    assert [SAID, SAID] == said
+    assert "completed" == afford["status"], afford["error"]
+    assert ("replies.json", [None]) == (told["script"], [one["missing"] for one in told["agents"]])
+
+
+@pytest.mark.spec("studio:ST12")
+def test_a_run_whose_server_was_killed_goes_on_at_the_reply_at_which_its_record_ends(tmp_path: Path) -> None:
+    shop = shop_of(tmp_path)
+    with shop.open(), shop.client() as client:
+        run = client.post("/runs", json={"agent": "looker"}).raise_for_status().json()["run_id"]
+        until(lambda: tells_a_line(tmp_path / "looked-right.txt"))
+        assert shop.process is not None
+        shop.process.kill()
+        shop.process.wait()
+    (tmp_path / "go").touch()
+    shop.url = shop.link = shop.token = ""
+    with shop.open(), shop.client() as client:
+        until(lambda: view(client, run)["status"] == "completed")
+        ended, said = view(client, run), replies_of(client, run)
+
+    assert "nothing there" == ended["text"]
+    assert SAID == said
+    assert [1, 2] == [len((tmp_path / f"looked-{where}.txt").read_text().splitlines()) for where in ("left", "right")]
+
+
+@pytest.mark.spec("studio:ST12")
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"at": 1, "changes": {"system_prompt": "Look again."}}, ["left", "right", "nothing there"]),
+        ({"at": 3, "edit": "a box", "changes": {"system_prompt": "Look again."}}, ["left", "right", "nothing there"]),
+        ({"at": 2, "edit": "enough"}, ["left", "enough"]),
+        ({"at": 3}, ["left", "right", "nothing there"]),
+    ],
+)
+def test_a_fork_goes_on_at_the_reply_at_which_the_kept_part_ends(
+    tmp_path: Path, asked: dict[str, Any], said: list[str]
+) -> None:
+    (tmp_path / "go").touch()
+    with shop_of(tmp_path).open() as shop, shop.client() as client:
+        run = done(client, "looker", "go")
+        answer = client.post(f"/runs/{run}/fork", json=asked)
+        assert 202 == answer.status_code, answer.text
+        fork = rests(client, answer.json()["run_id"])
+        ended, found = view(client, fork), [what for what, _ in replies_of(client, fork)]
+
+    assert ("completed", said[-1]) == (ended["status"], ended["text"]), ended["error"]
+    assert said == found
+
+
+@pytest.mark.spec("studio:ST12")
+def test_a_script_that_has_run_out_ends_the_run_with_its_name_and_the_request_and_is_added_to_while_the_server_runs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "go").touch()
+    with shop_of(tmp_path, [LEFT]).open() as shop, shop.client() as client:
+        short = view(client, done(client, "looker", "go"))
+        save(tmp_path / "replies.json", json.dumps([LEFT, "now"]))
+        longer = view(client, done(client, "looker", "go"))
+        save(tmp_path / "replies.json", "[{]")
+        broken = client.post("/runs", json={"agent": "looker"})
+        told = client.get("/agents").json()["broken"]
+
+    assert "failed" == short["status"]
+    assert "the script replies.json has 1 reply, and this is request 2" in short["error"]
+    assert "nothing on the left" in short["error"]
+    assert ("completed", "now") == (longer["status"], longer["text"]), longer["error"]
+    assert 409 == broken.status_code
+    assert all("is kept: --script 'replies.json'" in text for text in (broken.json()["detail"], told))
+
+
+@pytest.mark.spec("studio:ST12")
+def test_what_a_changed_prompt_does_is_judged_with_the_script_from_where_the_record_no_longer_serves(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "go").touch()
+    with shop_of(tmp_path).open() as shop, shop.client() as client:
+        run = done(client, "looker", "go")
+        save(shop.file, CODE.replace("Look.", "Look well."))
+        job = judged(client, kind="impact", runs=[run], samples=2)
+        over = agreed(client, job)
+
+    assert "done" == over["status"], over
+    lines = "\n".join(over["result"]["lines"])
+    assert all(
+        said in lines
+        for said in ("1 asked again from step 1", "0 of 1 chose another tool", "failed: 0%", "spent $0.0000")
+    ), lines
+
+
+@pytest.mark.spec("studio:ST12")
+def test_without_a_key_it_is_said_which_variable_is_missing_before_a_run_is_made(tmp_path: Path) -> None:
+    with shop_of(tmp_path, script=False).open() as shop, shop.client() as client:
+        (told,) = client.get("/agents").json()["agents"]
+        refused = client.post("/runs", json={"agent": "looker"})
+        runs = client.get("/runs").json()["runs"]
+
+    assert 503 == refused.status_code
+    for text in (told["missing"], refused.json()["detail"]):
+        assert "set ANTHROPIC_API_KEY" in text
+        assert "--script FILE" in text
+    assert [] == runs
+
+
+def test_what_a_server_lacks_is_told_to_who_may_do_everything_and_to_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    stage = Stage(tmp_path, engine=Engine([AgentDefinition("needy", model="anthropic/claude-haiku-4-5")]))
+    guest = Tokens.open(tmp_path / "tokens.json").add("guest", ["run", "read", "debug"])
+    with stage.open(), stage.client() as client:
+        own = [client.get("/agents").text, client.post("/runs", json={"agent": "needy"}).text]
+        client.headers["authorization"] = f"Bearer {guest}"
+        others = [client.get("/agents").text, client.post("/runs", json={"agent": "needy"}).text]
+
+    assert [True, True] == ["ANTHROPIC_API_KEY" in text for text in own]
+    assert [False, False] == ["ANTHROPIC_API_KEY" in text for text in others]
+    assert "the server has no key" in others[1]

@@ -1,0 +1,915 @@
+"""
+Who gets in over HTTP: tokens, links for browsers, the guard, and the folders that are trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing, StepEngineError
+from stepengine.redaction import redactor_for
+from stepengine.server import Caller, Caps, Guard, Problem, Tokens, check_folder
+from stepengine.server.access import SCOPES, caller_of
+
+from .behind import HOST, Behind, kind_of
+
+COUNTERPARTS = (
+    ("pypi:starlette", "1.10.0", "works", "an application behind the guard of `stepengine.server`"),
+    ("pypi:uvicorn", "0.54.0", "works", "the guard over real connections: bodies that are cut, slow or too large"),
+)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Behind:
+    return Behind(tmp_path)
+
+
+# --- callers --------------------------------------------------------------------------------------------------------
+
+
+@given(st.sets(st.sampled_from(SCOPES), min_size=1), st.sampled_from(SCOPES))
+def test_a_caller_may_what_it_has_a_scope_for_and_who_administrates_may_all(scopes: set[Any], wanted: Any) -> None:
+    caller = Caller("anna", scopes)
+    may = wanted in scopes or "admin" in scopes
+
+    assert may == caller.may(wanted)
+    if may:
+        caller.must(wanted)
+    else:
+        with pytest.raises(Problem) as refused:
+            caller.must(wanted)
+        assert (403, "scope_missing") == (refused.value.status, refused.value.kind)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "fine"),
+    [
+        ([], "read, run, answer, debug, metrics and 1 more"),
+        (["root"], "read, run, answer, debug, metrics and 1 more"),
+        ("read", "read, run, answer, debug, metrics and 1 more"),
+        (["read", "Admin"], "admin, read, run, answer, debug and 1 more"),
+    ],
+)
+def test_a_scope_that_is_none_is_refused_with_the_nearest_five(scopes: Any, fine: str) -> None:
+    with pytest.raises(DefinitionError, match=f"some of {fine} would be fine"):
+        Caller("anna", scopes)
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV4")
+def test_a_token_is_kept_as_a_digest_in_a_file_of_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    before = os.umask(0)
+    try:
+        token = Tokens.open(file).add("anna", ["read"])
+    finally:
+        os.umask(before)
+    secret = token.removeprefix("sk-stepengine-")
+
+    assert len(secret) >= 43  # 256 bits
+    assert 0o600 == stat.S_IMODE(file.stat().st_mode)
+    assert all(secret not in one.read_text() for one in tmp_path.iterdir())
+    assert Caller("anna", ["read"]) == Tokens.open(file).find(token)
+    for one in (token, f"sk-stepengine-{'qZNIdInmjpN-CnIOeUMfHe-xUNRIigZ-RtoXdkqzbTtI'[:43]}"):
+        assert one not in redactor_for((), {}).text(f"curl -H 'Authorization: x {one}'")
+
+
+def test_what_is_no_token_is_nobodys(tmp_path: Path) -> None:
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    token = tokens.add("anna", ["read"])
+
+    assert [None] * 5 == [tokens.find(one) for one in ("", token[:-1], f"{token}x", token.upper(), "\udcff" * 5_000)]
+
+
+@pytest.mark.spec("studio:SV4")
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_look_compares_every_digest_in_constant_time_whichever_fits(tmp_path: Path, position: int) -> None:
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    made = [tokens.add(name, ["read"]) for name in ("a", "b", "c")]
+    import hmac
+
+    with mock.patch("stepengine.server.access.hmac.compare_digest", wraps=hmac.compare_digest) as compared:
+        assert tokens.find(made[position]) is not None
+        assert tokens.find("nobody's") is None
+
+    assert 6 == compared.call_count
+    assert {32} == {len(digest) for call in compared.call_args_list for digest in call.args}
+
+
+def test_a_token_is_worth_nothing_from_the_moment_that_it_expires(tmp_path: Path) -> None:
+    now = datetime(2026, 11, 22, tzinfo=UTC)
+    tokens = Tokens.open(tmp_path / "tokens.json", clock=lambda: now)
+    token = tokens.add("ci", ["run"], expires=now + timedelta(days=1), owner="anna")
+
+    now += timedelta(days=1, microseconds=-1)
+    assert Caller("anna", ["run"]) == tokens.find(token)
+    now += timedelta(microseconds=1)
+    assert tokens.find(token) is None
+    assert ["ci"] == [one.name for one in tokens.listed()]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "anna"}, "there is a token 'anna'"),
+        ({"name": ""}, "cannot be the name of a token"),
+        ({"name": "a\nb\u202e"}, r"'a\\nb\\u202e' cannot be the name"),
+        ({"name": "x" * 65}, "1 to 64"),
+        ({"name": "b", "owner": "../x"}, "cannot be the owner"),
+        ({"name": "b", "scopes": ["root"]}, "'root' is no scope"),
+        ({"name": "b", "expires": datetime(2020, 1, 1, tzinfo=UTC)}, "would be worth nothing"),
+        ({"name": "b", "expires": datetime(2200, 1, 1)}, "with its time zone"),  # noqa: DTZ001
+    ],
+)
+def test_a_token_that_nobody_could_use_or_name_is_not_made(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    tokens.add("anna", ["read"])
+    with pytest.raises(DefinitionError, match=said):
+        tokens.add(**{"scopes": ["read"], **given})
+
+    assert ["anna"] == [one.name for one in tokens.listed()]
+
+
+def test_a_file_holds_so_many_tokens_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepengine.server.access.MAX_TOKENS", 1)
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    tokens.add("a", ["read"])
+    with pytest.raises(DefinitionError, match="remove some"):
+        tokens.add("b", ["read"])
+
+
+def test_a_server_sees_at_once_what_another_process_adds_and_removes(tmp_path: Path) -> None:
+    server, person = (Tokens.open(tmp_path / "tokens.json") for _ in range(2))
+    token = person.add("anna", ["read"])
+    assert server.find(token) is not None
+    assert person.remove("anna")
+    assert not person.remove("anna")
+    assert server.find(token) is None
+
+
+@pytest.mark.deep
+def test_tokens_that_processes_and_threads_add_at_the_same_time_are_all_there(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    code = (
+        "import sys, threading; from stepengine.server import Tokens\n"
+        "tokens = Tokens.open(sys.argv[1])\n"
+        "def add(at):\n"
+        "    for n in range(5): tokens.add(f'{sys.argv[2]}-{at}-{n}', ['read'])\n"
+        "several = [threading.Thread(target=add, args=(at,)) for at in range(2)]\n"
+        "[one.start() for one in several]; [one.join() for one in several]"
+    )
+    command = [sys.executable, "-c", code, str(file)]
+    both = [subprocess.Popen([*command, name], env={**os.environ, "PYTHONPATH": str(ROOT)}) for name in "ab"]
+
+    assert [0, 0] == [one.wait(60) for one in both]
+    assert {f"{p}-{t}-{n}" for p in "ab" for t in range(2) for n in range(5)} == {
+        one.name for one in Tokens.open(file).listed()
+    }
+
+
+@pytest.mark.spec("studio:SV4")
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602])
+def test_a_file_that_others_may_read_or_write_lets_nobody_in(tmp_path: Path, mode: int) -> None:
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    token = tokens.add("anna", ["read"])
+    tokens.path.chmod(mode)
+    for use in (lambda: tokens.find(token), lambda: Tokens.open(tokens.path), lambda: tokens.add("b", ["read"])):
+        with pytest.raises(DefinitionError, match="chmod 600"):
+            use()
+
+
+def test_a_link_a_folder_a_pipe_and_a_folder_of_others_hold_no_tokens(tmp_path: Path) -> None:
+    Tokens.open(tmp_path / "own.json").add("anna", ["read"])
+    (tmp_path / "link").symlink_to("own.json")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name in ("link", "pipe", "."):
+        with pytest.raises(DefinitionError):
+            Tokens.open(tmp_path / name)
+    tmp_path.chmod(0o777)
+    with pytest.raises(DefinitionError, match="chmod go-w"):
+        Tokens.open(tmp_path / "own.json")
+    tmp_path.chmod(0o1777)  # as /tmp is: others may write there, and put nothing in the place of what is ours
+    Tokens.open(tmp_path / "own.json")
+    with (
+        mock.patch("stepengine.server.access.os.geteuid", return_value=os.geteuid() + 1),
+        pytest.raises(DefinitionError, match="belongs to another user"),
+    ):
+        Tokens.open(tmp_path / "own.json")
+    with pytest.raises(DefinitionError, match="No such file"):
+        Tokens.open(tmp_path / "nowhere" / "tokens.json").add("anna", ["read"])
+
+
+@given(data=st.binary(max_size=200) | st.recursive(
+    st.none() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["format", "tokens", "name", "sha256", "scopes"]), inner, max_size=3),
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_of_anything_else_is_refused_and_not_shown(tmp_path: Path, data: bytes) -> None:
+    file = tmp_path / "tokens.json"
+    file.write_bytes(data)
+    file.chmod(0o600)
+    read = json.loads(data) if data.startswith(b"{") else None
+    if read == {"format": 1, "tokens": []}:
+        assert () == Tokens.open(file).listed()
+    else:
+        with pytest.raises(DataError) as refused:
+            Tokens.open(file)
+        assert refused.value.message.startswith(repr(str(file)))
+
+
+# --- the three attacks ----------------------------------------------------------------------------------------------
+
+
+POSTING = """
+import http.client, json, sys
+said = []
+for headers in json.loads(sys.argv[2]):
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=30)
+    connection.request("POST", "/runs/a/answers", '{"q1": "yes"}', {"Content-Type": "application/json", **headers})
+    said.append(connection.getresponse().status)
+    connection.close()
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.spec("studio:SV4")
+async def test_a_command_of_an_agent_on_this_machine_answers_no_question_without_a_token(tmp_path: Path) -> None:
+    """
+    It is at loopback, knows the path, and may send whatever a browser sends; it has no token and no cookie.
+    """
+    behind = Behind(tmp_path, hosts=["127.0.0.1", "localhost"])
+    async with behind.served() as port:
+        tries = [
+            {},
+            {"Authorization": "Bearer x"},
+            {"Authorization": "Basic YW5uYTo="},
+            {"Origin": f"http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"},
+            {"Cookie": f"stepengine_{port}=x"},
+            {"X-Forwarded-User": "anna", "X-Forwarded-For": "127.0.0.1"},
+        ]
+        command = [sys.executable, "-c", POSTING, str(port), json.dumps(tries)]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        said = json.loads((await process.communicate())[0])
+
+    assert [401] * len(tries) == said
+    assert [] == behind.reached
+
+
+def _by_cookie(request: Any) -> Caller | None:
+    return Caller("bob", ["run", "answer", "read"]) if request.cookies.get("session") == "bob" else None
+
+
+CROSS_SITE = [
+    {"origin": "https://evil.example", "sec-fetch-site": "cross-site"},
+    {"origin": "https://evil.example", "sec-fetch-site": "same-origin"},
+    {"origin": f"http://{HOST}:3000", "sec-fetch-site": "same-site"},
+    {"origin": f"http://{HOST}:3000"},
+    {"origin": f"http://{HOST}.evil.example"},
+    {"origin": f"http://{HOST}@evil.example"},
+    {"origin": "null"},
+    {"origin": ""},
+    {"origin": f"http://{HOST}", "sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+    {},
+]
+
+
+@pytest.mark.spec("studio:SV4")
+@pytest.mark.parametrize("headers", CROSS_SITE)
+async def test_a_page_of_another_site_posts_nothing_with_the_cookie_of_an_application(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
+    """
+    Whatever ``SameSite`` is worth in that browser: another port of one host is the same site.
+    """
+    behind = Behind(tmp_path, authenticate=_by_cookie)
+    async with behind.client() as client:
+        client.cookies.set("session", "bob")
+        answer = await client.post("/runs/a/answers", headers=headers, json={"q1": "yes"})
+
+        assert (403, "cross_site") == (answer.status_code, kind_of(answer))
+        assert [] == behind.reached
+        own = await client.post("/runs/a/answers", headers={"origin": f"http://{HOST}"}, json={"q1": "yes"})
+        assert 200 == own.status_code
+
+
+@pytest.mark.spec("studio:SV4")
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 421),
+        (f"{HOST}.evil.example", 421),
+        ("127.0.0.1", 421),
+        (f"evil.example, {HOST}", 400),
+        (f"{HOST}@evil.example", 400),
+        (f"{HOST}:80:80", 400),
+        ("", 400),
+    ],
+)
+async def test_a_name_that_was_made_to_lead_here_is_refused_with_token_and_session(
+    behind: Behind, host: str, status: int
+) -> None:
+    async with behind.browser() as client:
+        for headers in ({}, behind.bearer):
+            answer = await client.get("/runs", headers={**headers, "host": host})
+            assert status == answer.status_code
+
+    twice = [
+        (b"host", HOST.encode()),
+        (b"host", b"evil.example"),
+        (b"authorization", behind.bearer["authorization"].encode()),
+    ]
+    assert 400 == (await behind.raw(twice))[0]
+    assert [] == behind.reached
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "localhost.:80"])
+async def test_loopback_has_its_names_unless_others_are_given(tmp_path: Path, host: str) -> None:
+    behind = Behind(tmp_path)
+    guard = Guard(behind.guard.app, tokens=behind.tokens)
+    behind.guard, refused = guard, behind.guard
+    headers = [(b"host", host.encode()), (b"authorization", behind.bearer["authorization"].encode())]
+
+    assert 200 == (await behind.raw(headers))[0]
+    behind.guard = refused
+    assert 421 == (await behind.raw(headers))[0]
+
+
+# --- who is known ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_token_lets_in_and_nothing_that_is_nearly_one(behind: Behind) -> None:
+    async with behind.client() as client:
+        assert {"caller": "anna"} == (await client.get("/runs", headers=behind.bearer)).json()
+        assert 200 == (await client.get("/runs", headers={"authorization": f"bearer  {behind.token} "})).status_code
+        for wrong in (
+            "",
+            "Bearer",
+            "Bearer x",
+            behind.token,
+            f"Basic {behind.token}",
+            f"Bearer {behind.token}, Bearer x",
+        ):
+            answer = await client.get("/runs", headers={"authorization": wrong})
+            assert (401, "Bearer") == (answer.status_code, answer.headers["www-authenticate"])
+    both = [(b"host", HOST.encode()), *[(b"authorization", f"Bearer {behind.token}".encode())] * 2]
+
+    assert 401 == (await behind.raw(both))[0]
+    assert 2 == len(behind.reached)
+
+
+async def test_behind_a_proxy_that_looks_at_names_any_name_passes(tmp_path: Path) -> None:
+    behind = Behind(tmp_path, hosts=["*"])
+    async with behind.client() as client:
+        assert 200 == (await client.get("/runs", headers={**behind.bearer, "host": "anything.example"})).status_code
+        assert 401 == (await client.get("/runs", headers={"host": "anything.example"})).status_code
+
+
+async def test_health_alone_is_open_and_says_nothing_of_who_asks(behind: Behind) -> None:
+    async with behind.client() as client:
+        assert 200 == (await client.get("/health", headers={"host": "10.0.0.7:8080"})).status_code
+        for path in ("/health/", "/healthy", "//health", "/runs", "/"):
+            assert 401 == (await client.get(path)).status_code
+
+
+def code_of(link: str) -> dict[str, str]:
+    path, _, code = link.partition("#login=")
+    assert "/" == path
+    return {"code": code}
+
+
+@pytest.mark.spec("studio:SV4")
+async def test_a_link_lets_one_browser_in_once_for_a_minute(behind: Behind) -> None:
+    async with behind.client() as client:
+        link = behind.logins.make(Caller("anna", ["read"]))
+        entered = await client.post("/login", json=code_of(link))
+        session = {"authorization": f"Bearer {entered.json()['token']}"}
+
+        assert (200, 43_200) == (entered.status_code, entered.json()["seconds"])
+        assert {"caller": "anna"} == (await client.get("/runs", headers=session)).json()
+        assert "link_spent" == kind_of(await client.post("/login", json=code_of(link)))
+        late = behind.logins.make()
+        behind.clock.now += 60
+        assert 401 == (await client.post("/login", json=code_of(late))).status_code
+        for wrong in (b"", b"[]", b"{", b'{"code": 7}', b'{"code": null}', b"[" * 100_000):
+            assert 401 == (await client.post("/login", content=wrong)).status_code
+        assert 401 == (await client.get("/login")).status_code
+        behind.clock.now += 12 * 3600
+        assert 401 == (await client.get("/runs", headers=session)).status_code
+
+
+@pytest.mark.spec("studio:SV4")
+async def test_a_session_is_a_header_and_no_cookie_so_no_other_server_of_the_host_is_sent_it(behind: Behind) -> None:
+    async with behind.client() as client:
+        entered = await client.post("/login", json=code_of(behind.logins.make()))
+        token = entered.json()["token"]
+
+        assert "set-cookie" not in entered.headers
+        assert not client.cookies
+        for name in ("stepengine", "stepengine_80", "stepengine_8000", "session", "token", "authorization"):
+            assert 401 == (await client.get("/runs", headers={"cookie": f"{name}={token}"})).status_code
+        assert {"caller": "operator"} == (
+            await client.get("/runs", headers={"authorization": f"Bearer {token}"})
+        ).json()
+
+
+@pytest.mark.spec("studio:SV4", "studio:ST31")
+async def test_another_link_is_for_admins_and_lets_in_as_whoever_asked(behind: Behind) -> None:
+    operator = {"authorization": f"Bearer {behind.logins.make_token()}"}
+    async with behind.client() as client:
+        refused = await client.post("/login/links", headers=behind.bearer)
+        nobody = await client.post("/login/links")
+        behind.clock.now += 7 * 24 * 3600
+        made = await client.post("/login/links", headers=operator)
+        entered = await client.post("/login", json=code_of(made.json()["link"]))
+        session = {"authorization": f"Bearer {entered.json()['token']}"}
+
+        assert [403, 401, 200] == [one.status_code for one in (refused, nobody, made)]
+        assert {"caller": "operator"} == (await client.get("/runs", headers=session)).json()
+
+
+async def test_who_logs_out_is_out(behind: Behind) -> None:
+    async with behind.browser() as client:
+        assert 204 == (await client.post("/logout")).status_code
+        assert 401 == (await client.get("/runs")).status_code
+        assert 200 == (await client.get("/runs", headers=behind.bearer)).status_code
+
+
+async def test_a_page_without_data_needs_nobody_but_the_name_of_the_server(tmp_path: Path) -> None:
+    behind = Behind(tmp_path, page_paths=["/", "/studio/"])
+    async with behind.client() as client:
+        open_ = [await client.get(path) for path in ("/", "/studio/app.js")]
+        closed = [await client.get(path) for path in ("/runs", "/studio", "/studios/app.js")]
+        posted = await client.post("/studio/app.js")
+        foreign = await client.get("/", headers={"host": "evil.example"})
+
+    assert [200, 200] == [one.status_code for one in open_]
+    assert [401] * 4 == [one.status_code for one in (*closed, posted)]
+    assert 421 == foreign.status_code
+
+
+async def test_a_page_of_another_site_gets_nothing_embedded_but_a_link_to_here_is_followed(tmp_path: Path) -> None:
+    behind = Behind(tmp_path, authenticate=_by_cookie)
+    async with behind.client() as client:
+        client.cookies.set("session", "bob")
+        for mode, place in (("no-cors", "script"), ("cors", "empty"), ("navigate", "iframe"), ("navigate", "embed")):
+            embedded = {"sec-fetch-site": "same-site", "sec-fetch-mode": mode, "sec-fetch-dest": place}
+            assert 403 == (await client.get("/runs", headers=embedded)).status_code
+        followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+        assert 200 == (await client.get("/runs", headers=followed)).status_code
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_the_users_of_an_application_are_known_by_its_own_function(tmp_path: Path, is_async: bool) -> None:
+    def authenticate(request: Any) -> Caller | None:
+        name = request.cookies.get("session")
+        return Caller(name, ["run"]) if name in {"bob", "eve"} else None
+
+    async def awaited(request: Any) -> Caller | None:
+        return authenticate(request)
+
+    behind = Behind(tmp_path, authenticate=awaited if is_async else authenticate)
+    async with behind.client() as client:
+        assert 401 == (await client.get("/runs")).status_code
+        client.cookies.set("session", "bob")
+        assert {"caller": "bob"} == (await client.get("/runs")).json()
+        assert "cross_site" == kind_of(await client.post("/runs", headers={"origin": "https://evil.example"}))
+        assert 200 == (await client.post("/runs", headers={"origin": f"http://{HOST}"})).status_code
+
+
+async def test_an_authenticate_that_fails_or_gives_something_else_lets_nobody_in(tmp_path: Path) -> None:
+    for number, wrong in enumerate([lambda _: "anna", lambda _: True, lambda _: 1 / 0]):
+        folder = tmp_path / str(number)
+        folder.mkdir(mode=0o700)
+        behind = Behind(folder, authenticate=wrong)
+        async with behind.client() as client:
+            assert 500 == (await client.get("/runs")).status_code
+        assert [] == behind.reached
+
+
+async def test_a_file_of_tokens_that_became_unsafe_lets_nobody_in_and_is_not_described(behind: Behind) -> None:
+    behind.tokens.path.chmod(0o644)
+    async with behind.client() as client:
+        answer = await client.get("/runs", headers=behind.bearer)
+
+    assert (503, "tokens_unusable") == (answer.status_code, kind_of(answer))
+    assert str(behind.tokens.path) not in answer.text
+
+
+async def test_who_is_known_by_nothing_has_no_caller() -> None:
+    with pytest.raises(Problem) as refused:
+        caller_of({"type": "http"})
+
+    assert 401 == refused.value.status
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "nobody would be known"),
+        ({"hosts": "example.com"}, "a list"),
+        ({"hosts": ["https://example.com"]}, "a name such as"),
+        ({"cors": ["*"]}, "without \\*"),
+        ({"cors": ["https://example.com/"]}, "without a path"),
+    ],
+)
+def test_a_guard_that_would_let_nobody_in_or_everybody_is_refused(options: dict[str, Any], said: str) -> None:
+    ways = {"authenticate": lambda _: None} if options else {}
+    with pytest.raises(DefinitionError, match=said):
+        Guard(lambda *_: None, **ways, **options)
+
+
+@pytest.mark.parametrize("given", [{"body": 0}, {"rate": -1}, {"burst": True}, {"body_seconds": float("nan")}])
+def test_a_cap_is_a_number_above_zero(given: dict[str, Any]) -> None:
+    with pytest.raises(DefinitionError, match="above 0"):
+        Caps(**given)
+
+
+# --- what every answer says -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV4")
+async def test_every_answer_keeps_browsers_from_showing_running_and_storing_it(behind: Behind) -> None:
+    async with behind.client() as client:
+        for path, headers in (("/runs", behind.bearer), ("/runs", {}), ("/health", {}), ("/fails", behind.bearer)):
+            said = (await client.get(path, headers=headers)).headers
+            assert said["content-security-policy"].startswith("default-src 'none'")
+            assert ("nosniff", "no-referrer") == (said["x-content-type-options"], said["referrer-policy"])
+            assert ("no-store", "DENY") == (said["cache-control"], said["x-frame-options"])
+            assert not [name for name in said if name.startswith("access-control")]
+
+
+async def test_an_answer_that_says_so_itself_keeps_its_own_headers(tmp_path: Path) -> None:
+    async def page(scope: Any, receive: Any, send: Any) -> None:
+        own = [(b"Content-Security-Policy", b"default-src 'self'"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": own})
+        await send({"type": "http.response.body", "body": b""})
+
+    behind = Behind(tmp_path)
+    behind.guard = Guard(page, tokens=behind.tokens, hosts=[HOST])
+    async with behind.client() as client:
+        said = (await client.get("/", headers=behind.bearer)).headers
+
+    assert ["default-src 'self'"] == said.get_list("content-security-policy")
+    assert ["no-cache"] == said.get_list("cache-control")
+
+
+@pytest.mark.spec("studio:SV4")
+async def test_pages_of_other_origins_that_were_named_may_call_with_a_token_and_no_others(tmp_path: Path) -> None:
+    behind = Behind(tmp_path, cors=["https://app.example.com"])
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    async with behind.browser() as client:
+        ours, others = ({"origin": origin} for origin in ("https://app.example.com", "https://evil.example"))
+        allowed = await client.options("/runs", headers={**ours, **asks})
+        assert (204, "https://app.example.com") == (allowed.status_code, allowed.headers["access-control-allow-origin"])
+        assert "access-control-allow-credentials" not in allowed.headers
+        refused = await client.options("/runs", headers={**others, **asks, "sec-fetch-site": "cross-site"})
+        assert "access-control-allow-origin" not in refused.headers
+        called = await client.post("/runs", headers={**ours, **behind.bearer})
+        assert "https://app.example.com" == called.headers["access-control-allow-origin"]
+        del client.headers["authorization"]
+        assert 401 == (await client.post("/runs", headers={**ours, "sec-fetch-site": "cross-site"})).status_code
+        assert "Origin" == (await client.get("/health")).headers["vary"]
+
+
+async def test_a_page_of_an_origin_that_was_named_may_call_in_the_way_that_the_application_knows(
+    tmp_path: Path,
+) -> None:
+    def authenticate(request: Any) -> Caller | None:
+        return Caller("bob", ["run"]) if request.headers.get("x-key") == "b" else None
+
+    behind = Behind(tmp_path, authenticate=authenticate, cors=["https://app.example.com"])
+    async with behind.client() as client:
+        for origin, status in (("https://app.example.com", 200), ("https://evil.example", 403)):
+            asks = {"x-key": "b", "origin": origin, "sec-fetch-site": "cross-site"}
+            for method in ("POST", "GET"):
+                assert status == (await client.request(method, "/runs", headers=asks)).status_code
+
+
+async def test_an_answer_that_breaks_off_is_seen_to_be_broken(behind: Behind) -> None:
+    async def breaks(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        msg = "the rest is lost"
+        raise RuntimeError(msg)
+
+    behind.guard.app = breaks
+    async with behind.client() as client:
+        with pytest.raises(RuntimeError, match="the rest is lost"):
+            await client.get("/runs", headers=behind.bearer)
+
+
+async def test_what_the_application_fails_at_is_told_without_its_inside_and_logged(
+    behind: Behind, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with behind.client() as client:
+        answer = await client.get("/fails", headers=behind.bearer)
+
+    assert (500, "application/problem+json", "internal") == (
+        answer.status_code, answer.headers["content-type"], kind_of(answer),
+    )  # fmt: skip
+    assert "hunter2" not in answer.text
+    assert "hunter2" in caplog.text
+
+
+async def test_web_sockets_are_refused(behind: Behind) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    await behind.guard({"type": "websocket", "path": "/", "headers": []}, receive, send)
+
+    assert ["websocket.close"] == sent
+
+
+# --- how much -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV4")
+async def test_a_caller_that_floods_is_told_when_to_come_back_and_others_are_not_hindered(tmp_path: Path) -> None:
+    behind = Behind(tmp_path, caps=Caps(rate=0.5, burst=3))
+    other = behind.tokens.add("bob", ["read"])
+    async with behind.client() as client:
+        said = [await client.get("/runs", headers=behind.bearer) for _ in range(5)]
+        assert [200, 200, 200, 429, 429] == [one.status_code for one in said]
+        assert "2" == said[-1].headers["retry-after"]
+        assert 200 == (await client.get("/runs", headers={"authorization": f"Bearer {other}"})).status_code
+        behind.clock.now += 2
+        said = [await client.get("/runs", headers=behind.bearer) for _ in range(2)]
+        assert [200, 429] == [one.status_code for one in said]
+
+
+@pytest.mark.spec("studio:SV4")
+async def test_an_address_that_guesses_is_slowed_down_and_locks_nobody_out_who_has_a_token(tmp_path: Path) -> None:
+    behind = Behind(tmp_path, caps=Caps(failures=3, failure_seconds=60))
+    wrong = {"authorization": "Bearer guess"}
+    async with behind.client() as client, behind.client(address="203.0.113.8") as elsewhere:
+        said = [(await client.get("/runs", headers=wrong)).status_code for _ in range(5)]
+        assert [401, 401, 401, 429, 429] == said
+        assert 429 == (await client.post("/login", json={"code": "guess"})).status_code
+        assert 401 == (await client.get("/runs")).status_code
+        assert 200 == (await client.get("/runs", headers=behind.bearer)).status_code
+        assert 401 == (await elsewhere.get("/runs", headers=wrong)).status_code
+        behind.clock.now += 20
+        assert 401 == (await client.get("/runs", headers=wrong)).status_code
+
+
+async def test_an_address_that_guesses_reaches_the_applications_own_function_no_more(tmp_path: Path) -> None:
+    asked = []
+    behind = Behind(tmp_path, authenticate=asked.append, caps=Caps(failures=3))
+    addresses = ["2001:db8::1", "2001:db8::2", "2001:db8::ffff:3", "2001:db8:0:0:8::4", "2001:db8::5"]
+    for address in addresses:
+        async with behind.client(address=address) as client:
+            await client.get("/runs", headers={"authorization": "Basic YTpi"})
+
+    assert 3 == len(asked)
+
+
+async def test_requests_of_one_caller_that_are_answered_at_the_same_time_are_counted(tmp_path: Path) -> None:
+    behind = Behind(tmp_path, caps=Caps(at_once=2))
+    go_on, arrived = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        arrived.release()
+        await go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    behind.guard.app = slow
+    async with behind.client() as client:
+        waiting = [asyncio.create_task(client.get("/runs", headers=behind.bearer)) for _ in range(2)]
+        for _ in waiting:
+            await arrived.acquire()
+        assert "too_many_at_once" == kind_of(await client.get("/runs", headers=behind.bearer))
+        go_on.set()
+        assert [200, 200] == [(await one).status_code for one in waiting]
+        assert 200 == (await client.get("/runs", headers=behind.bearer)).status_code
+    assert {} == behind.guard._at_once
+
+
+# --- over real connections ------------------------------------------------------------------------------------------
+
+
+class Wire:
+    """
+    A connection whose bytes a test writes itself.
+    """
+
+    def __init__(self, port: int, token: str) -> None:
+        self.port, self.token = port, token
+
+    async def send(self, headers: str, body: bytes, *, is_cut: bool = False) -> bytes:
+        """
+        Post, and return the status line; ``b""`` where none came, or nothing was waited for.
+        """
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            head = f"POST /runs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self.token}\r\n{headers}\r\n\r\n"
+            writer.write(head.encode() + body)
+            await writer.drain()
+            return b"" if is_cut else await asyncio.wait_for(reader.readline(), 30)
+        finally:
+            writer.close()
+
+
+@pytest.mark.spec("studio:SV4")
+async def test_bodies_that_are_too_large_too_slow_or_cut_never_reach_the_application(tmp_path: Path) -> None:
+    behind = Behind(tmp_path, hosts=["127.0.0.1"], caps=Caps(body=1_000, body_seconds=0.3))
+    chunk = b"%x\r\n%b\r\n" % (600, b"x" * 600)
+    async with behind.served() as port:
+        wire = Wire(port, behind.token)
+        said = {
+            "fits": await wire.send("Content-Length: 1000", b"x" * 1000),
+            "chunks fit": await wire.send("Transfer-Encoding: chunked", chunk + b"0\r\n\r\n"),
+            "says too much": await wire.send("Content-Length: 1001", b""),
+            "says far too much": await wire.send(f"Content-Length: {10**19}", b""),
+            "chunks too large": await wire.send("Transfer-Encoding: chunked", chunk + chunk),
+            "never comes": await wire.send("Content-Length: 10", b"x"),
+            "chunks never end": await wire.send("Transfer-Encoding: chunked", chunk),
+            "cut": await wire.send("Content-Length: 10", b"x", is_cut=True),
+        }
+        # It answers as before, and the connection that was cut has been seen by then.
+        said["after that"] = await wire.send("Content-Length: 2", b"{}")
+
+    assert {
+        "fits": b"200", "chunks fit": b"200", "says too much": b"413", "says far too much": b"413",
+        "chunks too large": b"413", "never comes": b"408", "chunks never end": b"408", "cut": b"", "after that": b"200",
+    } == {name: line[9:12] for name, line in said.items()}  # fmt: skip
+    assert [1000, 600, 2] == [len(body) for *_, body in behind.reached]
+
+
+async def test_a_client_that_leaves_is_told_to_the_application_behind(tmp_path: Path) -> None:
+    behind = Behind(tmp_path, hosts=["127.0.0.1"])
+    left = asyncio.Event()
+
+    async def watching(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        assert "http.disconnect" == (await receive())["type"]
+        left.set()
+
+    behind.guard.app = watching
+    async with behind.served() as port:
+        assert b"HTTP/1.1 200 OK\r\n" == await Wire(port, behind.token).send("Content-Length: 2", b"{}")
+        await asyncio.wait_for(left.wait(), 30)
+
+
+# --- bytes of strangers ---------------------------------------------------------------------------------------------
+
+NAMES = [b"host", b"origin", b"authorization", b"cookie", b"sec-fetch-site", b"sec-fetch-mode", b"content-length",
+         b"access-control-request-method"]  # fmt: skip
+VALUES = [HOST.encode(), f"http://{HOST}".encode(), b"Bearer ", b"stepengine_80=", b"cross-site", b"7"]
+
+
+REQUESTS = st.fixed_dictionaries(
+    {
+        "headers": st.lists(
+            st.tuples(
+                st.sampled_from(NAMES),
+                st.binary(max_size=40)
+                | st.sampled_from(VALUES)
+                | st.tuples(st.sampled_from(VALUES), st.binary(max_size=20)).map(b"".join),
+            ),
+            max_size=8,
+        ),
+        "method": st.sampled_from(["GET", "POST", "OPTIONS", "HEAD", "BREW"]),
+        "path": st.sampled_from(["/runs", "/login", "/logout", "/health", ""]) | st.text(max_size=20),
+        "query_string": st.binary(max_size=40) | st.binary(max_size=20).map(b"code=%b".__mod__),
+        "root_path": st.sampled_from(["", "/app"]) | st.text(max_size=8),
+        "client": st.none() | st.tuples(st.text(max_size=20), st.integers(0, 65_535)),
+        "server": st.sampled_from([None, (HOST, 80), ("/run/socket", None)]),
+    }
+)
+
+
+@given(request=REQUESTS, is_named=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@pytest.mark.spec("studio:SV4")
+async def test_whatever_bytes_a_request_is_made_of_it_is_refused_and_nothing_breaks(
+    behind: Behind, request: dict[str, Any], is_named: bool
+) -> None:
+    request = {**request, "headers": [*request["headers"], *([(b"host", HOST.encode())] if is_named else [])]}
+    behind.clock.now += 100_000  # what came before is forgotten: this is not about floods
+    status, _, body = await behind.raw(**request)
+
+    health = {"/health", f"{request['root_path']}/health"}
+    assert status < 500
+    assert body.isascii()
+    assert request["path"] in health or status in {400, 401, 403, 421}
+    assert {"/health"} >= {path for _, path, *_ in behind.reached} or request["path"] in health
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_ones_own_is_trusted_and_so_are_a_database_and_a_link_to_it(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir(mode=0o755)
+    (runs / "runs.db").touch(0o644)
+    (tmp_path / "link").symlink_to("runs")
+
+    assert runs == check_folder(runs) == check_folder(tmp_path / "link")
+    assert runs / "runs.db" == check_folder(tmp_path / "link" / "runs.db")
+
+
+@pytest.mark.spec("studio:SV4")
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+@pytest.mark.parametrize("way", ["itself", "above", "linked", "link in it", "file"])
+def test_a_folder_that_others_may_write_is_refused_by_whichever_way_it_is_reached(
+    tmp_path: Path, mode: int, way: str
+) -> None:
+    others, own = tmp_path / "others", tmp_path / "own"
+    (others / "runs").mkdir(parents=True)
+    own.mkdir(mode=0o700)
+    (own / "to others").symlink_to(others)
+    (others / "to own").symlink_to(own)
+    (own / "runs.db").touch()
+    asked = {
+        "itself": others, "above": others / "runs", "linked": own / "to others", "link in it": others / "to own",
+        "file": own / "runs.db",
+    }  # fmt: skip
+    changed = own / "runs.db" if way == "file" else others
+    changed.chmod(0o755)
+    check_folder(asked[way])
+    changed.chmod(mode)
+
+    with pytest.raises(JournalError, match="others may write to") as refused:
+        check_folder(asked[way])
+    assert "chmod go-w" in refused.value.message
+
+
+@pytest.mark.spec("studio:SV4")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    check_folder(tmp_path)
+    with (
+        mock.patch("stepengine.server.access.os.geteuid", return_value=os.geteuid() + 1),
+        pytest.raises(JournalError, match="belongs to another user"),
+    ):
+        check_folder(tmp_path)
+
+
+@pytest.mark.spec("studio:SV4")
+def test_a_folder_below_one_of_another_user_is_refused(tmp_path: Path) -> None:
+    """
+    As root the folder is given away; everybody else is taken for another user.
+    """
+    above = tmp_path / "above"
+    (above / "runs").mkdir(parents=True)
+    user = os.geteuid()
+    if user == 0:
+        os.chown(above, 12_345, -1)
+    with (
+        mock.patch("stepengine.server.access.os.geteuid", return_value=user if user == 0 else user + 1),
+        pytest.raises(JournalError, match="another user, who decides what"),
+    ):
+        check_folder(above / "runs")
+
+
+def test_a_way_back_out_of_a_link_is_told_where_it_really_leads(tmp_path: Path) -> None:
+    for folder in ("a/runs", "b/deep", "b/runs"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "b" / "deep")
+    with pytest.raises(JournalError, match=re.escape(f"{str(tmp_path / 'b' / 'runs')!r} would be fine")):
+        check_folder(f"{tmp_path}/a/link/../runs")
+
+
+def test_what_is_not_there_loops_or_is_no_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(JournalMissing):
+        check_folder(tmp_path / "nowhere" / "runs")
+    for name in ("a", "pipe"):
+        with pytest.raises(StepEngineError):
+            check_folder(tmp_path / name)
+
+
+def test_a_guard_without_the_extra_says_which_one_it_needs(behind: Behind) -> None:
+    with (
+        mock.patch("stepengine.server.extra.find_spec", return_value=None),
+        pytest.raises(DefinitionError, match=r"stepengine\[serve\]"),
+    ):
+        Guard(behind.guard.app, tokens=behind.tokens)

@@ -1,0 +1,842 @@
+"""
+Bad input over HTTP: whatever is sent, a client is told in a problem document, and nothing of anybody's is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import resource
+import socket
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepengine.server import Caps
+from stepengine.server.looking import OPERATIONS as LOOKING
+from stepengine.server.routes import OPERATIONS as ALWAYS
+
+from .house import House, ended, events, question_of, started, until
+
+pytestmark = pytest.mark.leaks_allowed(
+    "the server outlasts a test: its threads and what its runs hold are the module's"
+)
+OPERATIONS = (*ALWAYS, *LOOKING)
+ROOT = Path(__file__).resolve().parents[2]
+KNOWN = [one for one in OPERATIONS if one.scope is not None]
+OF_RUNS = [one for one in KNOWN if "{run}" in one.path]
+WITH_BODY = [one for one in KNOWN if one.body is not None]
+OURS = [one for one in OPERATIONS if one.path != "/mcp" and one.name != "open_desk"]
+"""Those whose refusals are ours: what MCP refuses is an error of JSON-RPC, which its clients read. A desk is a process, so it gets a test of its own."""
+MISSING = "0" * 32
+JSON = "application/json"
+
+
+def named(operations: list[Any]) -> Any:
+    return pytest.mark.parametrize("operation", operations, ids=[one.name for one in operations])
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    caps = Caps(body=256 * 1024, body_seconds=0.5, rate=1_000_000, burst=1_000_000, failures=1_000_000)
+    with House(tmp_path_factory.mktemp("house"), caps=caps, max_live=10_000, wait_for_answers=0.3).open() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def document(house: House) -> dict[str, Any]:
+    with house.client(None) as client:
+        return dict(client.get("/openapi.json").json())
+
+
+@pytest.fixture(autouse=True)
+def beside(house: House, caplog: pytest.LogCaptureFixture) -> Iterator[str]:
+    """
+    Give a run of bob's that is under way beside whatever a test does, and look at its end: it lost nothing.
+    """
+    with house.client("bob") as bob, caplog.at_level(logging.ERROR):
+        run = started(bob, prompt="Rome")
+        question = question_of(bob, run)
+        yield run
+        answer = bob.post(f"/runs/{run}/answers", json={"answers": {question: "Monday"}})
+        assert 202 == answer.status_code, answer.text
+        stands = ended(bob, run)
+        assert ("completed", "Rome: Monday") == (stands["status"], stands["output"])
+        assert [] == [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+def check_refused(house: House, answer: httpx2.Response) -> dict[str, Any]:
+    """
+    Return the problem document that an answer is; fail where it is none, or says something of the inside.
+    """
+    told = dict(answer.json())
+    assert 400 <= answer.status_code < 500, answer.text
+    assert ("application/problem+json", answer.status_code) == (answer.headers["content-type"], told["status"])
+    assert {"type", "title", "status", "detail"} <= set(told)
+    check_nothing_of_the_inside(house, answer)
+    return told
+
+
+def check_nothing_of_the_inside(house: House, answer: httpx2.Response) -> None:
+    text = answer.text
+    inside = [str(house.folder), str(ROOT), "Traceback", 'File \\"', "site-packages", ".jsonl", *house.tokens.values()]
+    assert [] == [word for word in inside if word in text]
+
+
+# --- a generator of requests, good and bad --------------------------------------------------------------------------
+
+
+def in_place(data: bytes, other: bytes) -> bytes:
+    """
+    Return a body with something else for its 7777, which may be anything; of one that has none only that.
+    """
+    return data.replace(b"7777", other, 1) if b"7777" in data else other
+
+
+TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(["\0", "a\0b", "../../etc/passwd", "\u202e", "𝄞" * 50, "a" * 5_000, "%s%n", "'; DROP TABLE served; --", "#1", "0", "-1"]),
+)  # fmt: skip
+SCALARS = st.one_of(
+    st.none(), st.booleans(), TEXTS, st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(-3, 3), st.sampled_from([2**31, 2**63, -(2**63) - 1, 10**400]),
+)  # fmt: skip
+JUNK = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
+    max_leaves=6,
+)
+BREAKS: dict[str, Any] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "utf-16": lambda data: data.decode().encode("utf-16"),
+    "no utf-8": lambda data: data.replace(b'"', b'"\xff\xc0\xed\xa0\x80', 1),
+    "half a pair": lambda data: data.replace(b"7777", rb'"\ud83d"', 1) if b"7777" in data else rb'"\ud83d"',
+    "twice": lambda data: data[:-1] + b"," + data[1:] if data.startswith(b'{"') else b'{"a":1,"a":2}',
+    "NaN": lambda data: in_place(data, b"NaN"),
+    "infinite": lambda data: in_place(data, b"1e999"),
+    "minus infinity": lambda data: in_place(data, b"-Infinity"),
+    "deep": lambda data: in_place(data, b'{"a":' * 20_000 + b"1" + b"}" * 20_000),
+    "too deep": lambda data: in_place(data, b"[" * 201 + b"]" * 201),
+    "digits": lambda data: in_place(data, b"9" * 100_000),
+    "many digits": lambda data: in_place(data, b"9" * 30),
+    "null byte": lambda data: data + b"\0",
+    "more": lambda data: data + data,
+    "mark": lambda data: b"\xef\xbb\xbf" + data,
+    "deeper": lambda data: b"[" * 200_000,
+    "nothing": lambda data: b"",
+}
+"""What makes no JSON of JSON, or none that two readers would understand alike."""
+TYPES = st.sampled_from([JSON] * 20 + [f"{JSON}; charset=utf-8", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded", "", "é\x7f", JSON * 500])  # fmt: skip
+
+
+def fits(schema: dict[str, Any], document: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """
+    Return what gives values of a schema; where it says little, junk is among them.
+    """
+    if "$ref" in schema:
+        return fits(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document)
+    if "anyOf" in schema:
+        return st.one_of(*[fits(one, document) for one in schema["anyOf"]])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    match schema.get("type"):
+        case "object":
+            own, needed = schema.get("properties", {}), set(schema.get("required", ()))
+            parts = {name: fits(each, document) for name, each in own.items()}
+            more = schema.get("additionalProperties")
+            if not own:
+                return st.dictionaries(TEXTS, fits(more, document) if isinstance(more, dict) else JUNK, max_size=3)
+            optional = {name: each for name, each in parts.items() if name not in needed}
+            return st.fixed_dictionaries({name: parts[name] for name in needed}, optional=optional)
+        case "array":
+            return st.lists(fits(schema["items"], document), max_size=3)
+        case "string":
+            return st.sampled_from(["asker", "quick", "go", "0"]) | TEXTS
+        case "integer":
+            return st.integers(-2, 10)
+        case "boolean":
+            return st.booleans()
+        case "null":
+            return st.none()
+        case _:
+            return JUNK
+
+
+@st.composite
+def bent(draw: Any, value: Any) -> Any:
+    """
+    Give a value with one wrong place: another value, a member more, or one less.
+    """
+    if not isinstance(value, dict) or not value:
+        return draw(JUNK)
+    match draw(st.sampled_from(["other", "more", "less", "deeper", "root"])):
+        case "root":
+            return draw(JUNK)
+        case "more":
+            return {**value, draw(TEXTS): draw(JUNK)}
+        case "less":
+            gone = draw(st.sampled_from(sorted(value)))
+            return {name: each for name, each in value.items() if name != gone}
+        case "deeper":
+            name = draw(st.sampled_from(sorted(value)))
+            return {**value, name: draw(bent(value[name]))}
+        case _:
+            return {**value, draw(st.sampled_from(sorted(value))): draw(JUNK)}
+
+
+@st.composite
+def bodies(draw: Any, operation: Any, document: dict[str, Any]) -> bytes:
+    if operation.body is None:
+        return draw(st.just(b"") | st.binary(max_size=50))
+    value = draw(fits({"$ref": operation.body.__name__}, document))
+    if draw(st.booleans()):
+        value = draw(bent(value))
+    data = json.dumps(value).encode()
+    return BREAKS[draw(st.sampled_from(sorted(BREAKS)))](data) if draw(st.integers(0, 3)) == 0 else data
+
+
+@st.composite
+def requests(draw: Any, operation: Any, document: dict[str, Any], runs: list[str]) -> dict[str, Any]:
+    path = operation.path
+    for part in re.findall(r"\{(\w+)\}", path):
+        known = {
+            "run": runs, "agent": ["asker", "quick"], "call": ["c1"], "topic": ["go"], "chat": ["c", "nobody's"], "session": ["s", "a/b"],
+            "report": ["tried/one"], "other": runs, "desk": ["0"], "job": ["0"], "journal": ["theirs"],
+        }[part]  # fmt: skip
+        path = path.replace(
+            f"{{{part}}}", quote(draw(st.sampled_from(known) if draw(st.integers(0, 4)) else TEXTS), safe="")
+        )
+    headers, query = {}, {}
+    for one in operation.parameters:
+        if draw(st.booleans()):
+            said = draw(
+                TEXTS | st.sampled_from(["0", "1", "00000000-0", "W10=", "WzFlOTk5LCJcdWQ4MDAiXQ==", "running"])
+            )
+            if one.place == "query":
+                query[one.name] = said
+            else:
+                # What no client lets through as a header is tried by sockets.
+                headers[one.name] = re.sub(r"[^\x20-\x7e]", "?", said).strip().encode("latin-1")
+    if operation.body is not None:
+        headers["content-type"] = draw(TYPES).encode("latin-1")
+    return {"method": operation.method, "url": path, "headers": headers, "params": query, "content": draw(bodies(operation, document))}  # fmt: skip
+
+
+def asked(client: httpx2.Client, request: dict[str, Any]) -> httpx2.Response:
+    """
+    Return an answer; of one that is a stream without an end its beginning.
+    """
+    with client.stream(**request) as answer:
+        if answer.headers.get("content-type", "").startswith("text/event-stream"):
+            return answer
+        answer.read()
+        return answer
+
+
+@pytest.mark.spec("studio:SV1")
+@named(OURS)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_whatever_is_sent_to_an_operation_is_answered_as_the_document_says_or_refused_in_a_problem_document(
+    house: House, document: dict[str, Any], operation: Any, data: st.DataObject
+) -> None:
+    send_anything(house, document, operation, data)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:SV1")
+@named(OURS)
+@settings(max_examples=120)
+@given(data=st.data())
+def test_more_of_whatever_is_sent_to_an_operation_is_answered_as_the_document_says_or_refused(
+    house: House, document: dict[str, Any], operation: Any, data: st.DataObject
+) -> None:
+    send_anything(house, document, operation, data)
+
+
+def send_anything(house: House, document: dict[str, Any], operation: Any, data: st.DataObject) -> None:
+    own = TARGETS.setdefault(operation.name, [])
+    who = data.draw(st.sampled_from(["root", "root", "root", "anna"]))
+    with house.client("root") as client:
+        if not own:
+            own += [started(client, agent) for agent in ("asker", "listener", "booker", "quick")]
+    answer = None
+    with house.client(who) as client:
+        request = data.draw(requests(operation, document, [*own, MISSING]))
+        answer = asked(client, request)
+
+    ways = document["paths"][operation.path][operation.method.lower()]["responses"]
+    if answer.status_code < 400:
+        assert str(answer.status_code) in ways
+        contents = ways[str(answer.status_code)].get("content", {})
+        if JSON in contents:
+            schema = {**contents[JSON]["schema"], "components": document["components"]}
+            jsonschema.Draft202012Validator(schema).validate(answer.json())
+    else:
+        told = check_refused(house, answer)
+        assert str(answer.status_code) in ways or "not_found" in told["type"]
+
+
+TARGETS: dict[str, list[str]] = {}
+
+
+# --- who asks, and for whose --------------------------------------------------------------------------------------------
+
+
+@named(OF_RUNS)
+@pytest.mark.parametrize(
+    "data", [b"{}", b"{", b'{"text":"x","at":0,"reason":"x","topic":"go","result":1,"answers":{"q":"x"}}']
+)
+def test_a_run_of_somebody_else_cannot_be_told_from_one_that_is_not_there(
+    house: House, beside: str, operation: Any, data: bytes
+) -> None:
+    told = []
+    with house.client("anna") as client:
+        for run in (beside, MISSING):
+            path = (
+                operation.path.replace("{run}", run)
+                .replace("{call}", "c1")
+                .replace("{agent}", "asker")
+                .replace("{journal}", "theirs")
+            )
+            headers = {"content-type": JSON, "last-event-id": "00000000-0"}
+            answer = client.request(operation.method, path, content=data, headers=headers)
+            if operation.scope in ("debug", "admin"):
+                assert 403 == answer.status_code
+            else:
+                assert 404 == answer.status_code
+            check_refused(house, answer)
+            told.append((answer.text.replace(run, "RUN"), [name for name in answer.headers if name != "date"]))
+
+    assert told[0] == told[1]
+
+
+@pytest.mark.spec("studio:SV2")
+def test_lists_show_nothing_of_somebody_else_by_whatever_cursor(house: House, beside: str) -> None:
+    with house.client("bob") as bob, house.client("anna") as anna:
+        started(bob, "quick")
+        cursor = bob.get("/runs", params={"limit": 1}).json()["next"]
+        lists = [anna.get("/runs", params=params).json()["runs"] for params in ({"limit": 100}, {"cursor": cursor})]
+
+    assert {"anna"} >= {one["owner"] for shown in lists for one in shown}
+
+
+@pytest.mark.spec("studio:SV4")
+@named(KNOWN)
+def test_whoever_has_no_token_that_holds_reaches_nothing(house: House, beside: str, operation: Any) -> None:
+    good = house.tokens["bob"]
+    wrong = [
+        {}, {"authorization": f"Bearer {house.tokens['old']}"}, {"authorization": f"Bearer {good}x"}, {"authorization": f"Bearer {good[:-1]}"},
+        {"authorization": good}, {"authorization": f"Basic {good}"}, {"authorization": "Bearer"}, {"authorization": f"Bearer {'a' * 30_000}"},
+        {"authorization": b"Bearer \xff\xfe"}, {"cookie": f"stepengine={good}"}, {"x-token": good},
+        [("authorization", f"Bearer {good}"), ("authorization", f"Bearer {good}")],
+    ]  # fmt: skip
+    path = (
+        operation.path.replace("{run}", beside)
+        .replace("{call}", "c1")
+        .replace("{agent}", "asker")
+        .replace("{journal}", "theirs")
+    )
+    path = path.replace("{session}", "s").replace("{report}", "tried/one")
+    with house.client(None) as client:
+        before = house.files()
+        for headers in wrong:
+            content = b'{"agent":"quick"}' if operation.body else b""
+            answer = client.request(operation.method, path, headers=headers, params={"token": good}, content=content)
+            told = check_refused(house, answer)
+            assert (401, "urn:stepengine:problem:unauthenticated") == (answer.status_code, told["type"])
+            assert "Bearer" == answer.headers["www-authenticate"]
+
+        assert before == house.files()
+
+
+def test_a_token_that_is_removed_holds_no_longer_than_until_the_next_request(house: House) -> None:
+    from stepengine.server import Tokens
+
+    tokens = Tokens.open(house.folder / "tokens.json")
+    bearer = {"authorization": f"Bearer {tokens.add('carl', ['read'])}"}
+    with house.client(None) as client:
+        seen = [client.get("/agents", headers=bearer).status_code]
+        tokens.remove("carl")
+        seen.append(client.get("/agents", headers=bearer).status_code)
+
+    assert [200, 401] == seen
+
+
+# --- sizes, types, paths ------------------------------------------------------------------------------------------------
+
+
+@named(WITH_BODY)
+def test_a_body_that_is_too_large_is_refused_before_it_is_read_said_or_not(house: House, operation: Any) -> None:
+    path = (
+        operation.path.replace("{run}", MISSING)
+        .replace("{call}", "c1")
+        .replace("{agent}", "asker")
+        .replace("{journal}", "theirs")
+    )
+    with house.client() as client:
+        for content in (b"[" * 300_000, iter([b'{"a":"'] + [b"a" * 1_000] * 300 + [b'"}'])):
+            answer = client.request(operation.method, path, content=content, headers={"content-type": JSON})
+            assert 413 == answer.status_code
+            check_refused(house, answer)
+
+
+FINE = {
+    "start_run": {"agent": "quick", "metadata": {"a": 7777}},
+    "answer_run": {"answers": {"q0": {"edited_input": {"a": 7777}}}},
+    "post_message": {"topic": "go", "value": 7777},
+    "say_to_run": {"text": "hello"},
+    "give_tool_result": {"result": 7777},
+    "cancel_run": {"reason": "enough"},
+    "fork_run": {"at": 0, "edit": 7777},
+    "undo_run": {"at": 0, "dry_run": True},
+    "resume_foreign": {"seen": 7777},
+    "go_to_place": {"at": "1"},
+    "start_job": {"kind": "impact", "runs": [MISSING]},
+    "agree_to_job": {"budget": "1"},
+    "run_agent": {"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "x"}], "forwardedProps": {"a": 7777}},
+    "come_back_to_thread": {"threadId": "t", "runId": "r", "messages": [], "forwardedProps": {"a": 7777}},
+    "take_chat_turn": {"id": "c", "messages": [{"role": "user", "parts": [{"type": "text", "text": "x"}], "a": 7777}]},
+}  # fmt: skip
+
+
+@named(WITH_BODY)
+@pytest.mark.parametrize("broken", sorted(BREAKS))
+def test_what_is_no_json_or_not_one_json_is_refused_with_where_and_why(
+    house: House, operation: Any, broken: str
+) -> None:
+    if broken == "nothing" and operation.name in ("cancel_run", "undo_run"):
+        return  # is what most clients send
+    content = BREAKS[broken](json.dumps(FINE[operation.name], separators=(",", ":")).encode())
+    with house.client("root") as client:
+        run = RUNS.get("run") or RUNS.setdefault("run", started(client))
+        path = (
+            operation.path.replace("{run}", run)
+            .replace("{call}", "c1")
+            .replace("{agent}", "asker")
+            .replace("{journal}", "theirs")
+        )
+        answer = client.request(operation.method, path, content=content, headers={"content-type": JSON})
+
+    told = check_refused(house, answer)
+    assert 422 == answer.status_code, told
+    assert told["issues"]
+
+
+def test_bodies_that_are_broken_here_are_fine_otherwise(house: House) -> None:
+    with house.client("root") as client:
+        for operation in WITH_BODY:
+            agent = {"post_message": "listener", "give_tool_result": "booker"}.get(operation.name, "asker")
+            run = started(client, agent)
+            if agent == "booker":
+                until(lambda run=run: client.get(f"/runs/{run}").json()["phase"] == "executing_tool")
+            path = (
+                operation.path.replace("{run}", run)
+                .replace("{call}", "c1")
+                .replace("{agent}", "asker")
+                .replace("{journal}", "theirs")
+            )
+            answer = client.request(operation.method, path, json=FINE[operation.name])
+            if operation.name == "resume_foreign":
+                assert 422 == answer.status_code, answer.text  # what was seen is a text
+            elif operation in LOOKING:
+                assert 404 == answer.status_code, answer.text  # what they are about is not there
+            else:
+                assert answer.status_code in (200, 202, 409) or operation.name in ("fork_run", "undo_run"), answer.text
+
+
+@pytest.mark.parametrize("at", [-3, 7, 10**18, 10**30, "x", "#9", "4.1#0", "", "\0", "../0", True, 0.5, None])
+def test_a_fork_at_a_place_that_is_none_is_refused_and_names_no_file(house: House, at: Any) -> None:
+    with house.client("root") as client:
+        run = RUNS.get("ended") or RUNS.setdefault("ended", str(ended(client, started(client, "quick"))["run_id"]))
+        answer = client.post(f"/runs/{run}/fork", json={"at": at})
+
+    assert 422 == answer.status_code
+    check_refused(house, answer)
+
+
+@pytest.mark.parametrize("topic", ["", "\0", "a b", "\u0663", "a" * 201, "go\n", "go?", 7, None])
+def test_a_topic_that_is_none_is_refused_for_runs_that_wait_and_that_have_ended(house: House, topic: Any) -> None:
+    with house.client("root") as client:
+        heard = RUNS.get("heard") or RUNS.setdefault("heard", started(client, "listener"))
+        answer = client.post(f"/runs/{heard}/messages", json={"topic": topic, "value": 1})
+
+    assert 422 == answer.status_code
+    assert check_refused(house, answer)["issues"][0].startswith("topic: ")
+
+
+def test_what_does_not_fit_now_is_a_conflict_that_the_document_names(house: House, document: dict[str, Any]) -> None:
+    with house.client("root") as client:
+        done, booked = str(ended(client, started(client, "quick"))["run_id"]), started(client, "booker")
+        until(lambda: client.get(f"/runs/{booked}").json()["phase"] == "executing_tool")
+        key = {"idempotency-key": "one"}
+        assert 202 == client.post("/runs", json={"agent": "quick"}, headers=key).status_code
+        told = {
+            "start_run": client.post("/runs", json={"agent": "quick", "prompt": "x"}, headers=key),
+            "give_tool_result": client.post(f"/runs/{booked}/tool-results/nothing", json={"result": 1}),
+            "answer_run": client.post(f"/runs/{booked}/answers", json={"answers": {"nothing": "x"}}),
+            "post_message": client.post(f"/runs/{done}/messages", json={"topic": "go"}),
+            "say_to_run": client.post(f"/runs/{done}/input", json={"text": "x"}),
+            "resume_run": client.post(f"/runs/{done}/resume"),
+            "undo_run": client.post(f"/runs/{booked}/undo"),
+        }
+
+    said = {one["operationId"]: one["responses"] for ways in document["paths"].values() for one in ways.values()}
+    for name, answer in told.items():
+        assert 409 == answer.status_code, (name, answer.text)
+        assert "409" in said[name]
+        check_refused(house, answer)
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize(
+    ("at", "said"), [("9999", "no step 9999"), ("x", "'x'"), ("../etc", "'../etc'"), ("\0", "\\x00")]
+)
+def test_a_place_that_is_none_is_told_to_the_page_that_looks_for_it_and_names_no_file(
+    house: House, at: str, said: str
+) -> None:
+    with house.client("root") as client:
+        run = RUNS.get("ended") or RUNS.setdefault("ended", str(ended(client, started(client, "quick"))["run_id"]))
+        with client.stream("GET", f"/runs/{run}/edits", params={"at": at}) as stream:
+            lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
+            desk, told, begins = [json.loads(next(lines)) for _ in range(3)]
+            answer = client.post(f"/runs/{run}/edits/{desk['desk']}", json={"at": at})
+        long = client.get(f"/runs/{run}/edits", params={"at": "a" * 300})
+
+    assert said in told["problem"]
+    assert house.folder.name not in told["problem"]
+    assert ".jsonl" not in told["problem"]
+    assert ("", 0) == (begins["at"], begins["now"]["place"]["position"])
+    assert [422, 422] == [answer.status_code, long.status_code]
+    assert said in check_refused(house, answer)["detail"]
+    check_refused(house, long)
+
+
+RUNS: dict[str, str] = {}
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonx", "text/json"])  # fmt: skip
+@named(WITH_BODY)
+def test_a_body_of_another_type_is_refused_as_a_form_of_another_site_could_send_it(
+    house: House, operation: Any, kind: str
+) -> None:
+    with house.client("root") as client:
+        run = RUNS.get("run") or RUNS.setdefault("run", started(client))
+        path = (
+            operation.path.replace("{run}", run)
+            .replace("{call}", "c1")
+            .replace("{agent}", "asker")
+            .replace("{journal}", "theirs")
+        )
+        answer = client.request(operation.method, path, content=b'{"agent":"quick"}', headers={"content-type": kind})
+
+    assert 415 == answer.status_code
+    check_refused(house, answer)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "//", "/runs/", "//runs", "/runs//events", "/runs/%00", "/runs/%ff%fe", "/runs/%ed%a0%80", "/runs/..%2f..%2fetc%2fpasswd",
+        "/runs/../tokens.json", "/runs/%2e%2e", f"/runs/{'a' * 30_000}", f"/{'a/' * 10_000}", "/agents/%00", "/agents/..%2fquick", "/RUNS",
+        "/runs;x", "/openapi.json/", "/health/", "/.serving.db", "/tokens.json", "/docs", "/metrics.json", "/runs/\u0663", "/runs/%",
+        "/runs/%zz",
+    ],
+)  # fmt: skip
+def test_a_path_that_is_none_is_not_found_and_leads_nowhere_else(house: House, path: str) -> None:
+    with house.client("root") as client:
+        for method in ("GET", "POST", "DELETE"):
+            answer = client.request(method, f"{house.url}{path}")
+            assert answer.status_code in (404, 405), answer.text
+            check_refused(house, answer)
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "FOO", "A" * 200])
+def test_a_method_that_is_none_is_refused(house: House, method: str) -> None:
+    with house.client() as client:
+        answer = client.request(method, "/runs")
+
+    assert 405 == answer.status_code
+    assert {"GET", "HEAD", "POST"} == set(answer.headers["allow"].split(", "))
+    check_refused(house, answer)
+
+
+CURSORS = [
+    "[]",
+    "{}",
+    "null",
+    '[1.5, "\\ud800"]',
+    '[NaN, "x"]',
+    '[1e999, "x"]',
+    "[1.5, 2, 3]",
+    f'[{10**330}, "x"]',
+    '["1.5", "x"]',
+    "[" * 300,
+]
+QUERIES = {
+    "cursor": ["x", "====", "\u0663", "\0", "a" * 30_000, *[b64encode(one.encode()).decode() for one in CURSORS]],
+    "limit": ["0", "-1", "101", "1e2", "x", "", "\u0663", "9" * 5_000, "1.0", " 1", "0x10", "\0"],
+    "status": ["x", "completed,x", "\0", "COMPLETED", "," * 3 + "a"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in QUERIES.items() for value in values])
+def test_a_parameter_that_cannot_be_used_is_refused_with_its_name(house: House, name: str, value: str) -> None:
+    lists = ["/runs"] if name == "status" else ["/runs", "/sessions", "/reports"]
+    with house.client() as client:
+        for path in lists:
+            answer = client.get(path, params={name: value})
+
+            told = check_refused(house, answer)
+            assert 422 == answer.status_code
+            assert told["issues"][0].startswith(f"{name}: ")
+
+
+@pytest.mark.spec("studio:SV4")
+@pytest.mark.parametrize(("method", "path"), [("GET", "/runs"), ("GET", "/sessions"), ("GET", "/sessions/s"), ("DELETE", "/sessions/s")])  # fmt: skip
+def test_what_belongs_to_somebody_else_is_asked_for_by_an_admin_alone(house: House, method: str, path: str) -> None:
+    with house.client("bob") as bob, house.client("anna") as anna, house.client("root") as root:
+        if "s" not in [one["session_id"] for one in bob.get("/sessions").json()["sessions"]]:
+            body = {"agent": "quick", "session_id": "s"}
+            ended(bob, bob.post("/runs", json=body).json()["run_id"])
+        for owner in ("bob", "nobody", "root", "\0", "a" * 5_000):
+            told = anna.request(method, path, params={"owner": owner})
+            assert 403 == told.status_code
+            check_refused(house, told)
+        own = anna.request(method, path, params={"owner": "anna"})
+        assert (404 if path == "/sessions/s" else 200) == own.status_code
+        assert root.request(method, path, params={"owner": "bob"}).status_code in (200, 204)
+        assert root.request(method, path, params={"owner": "nobody"}).status_code in (200, 404)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "x", "%00", "..%2f..%2fetc%2fpasswd", "../tokens.json", "tried", "tried/one/", "/tried/one", "tried//one", "tried/../tried/one",
+     "a" * 5_000, "%ff%fe", "\u202e", "tried/one/results.json", "'; DROP TABLE served; --"],
+)  # fmt: skip
+@pytest.mark.parametrize("list_", ["sessions", "reports"])
+def test_a_conversation_or_report_that_is_none_is_not_found(house: House, list_: str, name: str) -> None:
+    with house.client("root") as client:
+        answer = client.get(f"{house.url}/{list_}/{name}")
+        assert 404 == answer.status_code
+        check_refused(house, answer)
+
+
+@pytest.mark.parametrize("at", [-3, 7, 10**18, 10**30, "x", "#9", "4.1#0", "", "\0", "../0", True, 0.5, None])
+def test_an_undo_from_a_place_that_is_none_is_refused_and_names_no_file(house: House, at: Any) -> None:
+    with house.client("root") as client:
+        run = RUNS.get("ended") or RUNS.setdefault("ended", str(ended(client, started(client, "quick"))["run_id"]))
+        answer = client.post(f"/runs/{run}/undo", json={"at": at})
+
+    assert 422 == answer.status_code
+    check_refused(house, answer)
+
+
+@pytest.mark.parametrize(
+    "after", ["x", "-1", "00000000-", "00000000-99999999999999999999", "\0", "00000000-\u0663", "a" * 30_000]
+)
+@pytest.mark.parametrize("place", ["header", "query"])
+def test_a_place_in_the_events_that_is_none_is_refused_for_runs_under_way_and_at_rest(
+    house: House, beside: str, after: str, place: str
+) -> None:
+    with house.client("bob") as client:
+        done = RUNS.get("done") or RUNS.setdefault("done", str(ended(client, started(client, "quick"))["run_id"]))
+        for run in (beside, done):
+            if place == "query":
+                answer = client.get(f"/runs/{run}/events", params={"after": after})
+            else:
+                bytes_ = re.sub(r"[\0\r\n]", "?", after).encode("utf-8")
+                answer = client.get(f"/runs/{run}/events", headers={"last-event-id": bytes_})
+            assert 422 == answer.status_code
+            check_refused(house, answer)
+
+
+@pytest.mark.parametrize("key", [b"a" * 256, b"", b"\xff\xfe", b"a\tb"])
+def test_an_idempotency_key_that_is_none_starts_nothing(house: House, key: bytes) -> None:
+    with house.client() as client:
+        before = client.get("/runs").json()
+        answer = client.post("/runs", json={"agent": "quick"}, headers={"idempotency-key": key})
+        if 422 == answer.status_code:
+            check_refused(house, answer)
+            assert before == client.get("/runs").json()
+        else:
+            assert (202, b"\xff\xfe") == (answer.status_code, key), "a text of two letters of Latin 1"
+
+
+# --- over sockets: cut, slow, many --------------------------------------------------------------------------------------
+
+
+def connected(house: House, data: bytes = b"") -> socket.socket:
+    """
+    Return a connection over which some bytes were sent.
+    """
+    made = socket.socket()
+    made.settimeout(20)
+    # Little fits in between, so that whoever does not read is waited for.
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    made.connect(("127.0.0.1", house.port))
+    made.sendall(data)
+    return made
+
+
+def head(house: House, line: str, who: str = "anna", *more: str) -> bytes:
+    lines = [f"{line} HTTP/1.1", f"Host: 127.0.0.1:{house.port}", f"Authorization: Bearer {house.tokens[who]}", *more]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def read(made: socket.socket) -> bytes:
+    """
+    Return all that comes until the server ends the connection.
+    """
+    got = b""
+    while part := made.recv(65_536):
+        got += part
+    return got
+
+
+@named(WITH_BODY)
+def test_half_of_a_body_starts_and_says_nothing(house: House, operation: Any) -> None:
+    with house.client("anna") as client:
+        run = started(client)
+        before = kept(client), question_of(client, run)
+        path = (
+            operation.path.replace("{run}", run)
+            .replace("{call}", "c1")
+            .replace("{agent}", "asker")
+            .replace("{journal}", "theirs")
+        )
+        whole = json.dumps({"agent": "quick", "prompt": "a" * 100}).encode()
+        more = [f"Content-Type: {JSON}", f"Content-Length: {len(whole)}"]
+        with connected(house, head(house, f"POST {path}", "anna", *more) + whole[:-1]):
+            pass
+        with connected(house, head(house, f"POST {path}", "anna", *more) + whole[:-1]) as slow:
+            told = read(slow)
+
+        assert told.startswith(b"HTTP/1.1 408 ")
+        assert b"application/problem+json" in told
+        assert before == (kept(client), question_of(client, run))
+
+
+def kept(client: httpx2.Client) -> list[str]:
+    return [one["run_id"] for one in client.get("/runs").json()["runs"]]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * 100, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: " + b"b" * 200_000 + b"\r\n\r\n",
+        b"POST /runs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nzz\r\n",
+        b"POST /runs HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", b"POST /runs HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 6\r\n\r\n",
+        b"POST /health HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffffff\r\n",
+        b"GET /runs HTTP/1.1\r\n\r\n", b"GET /runs HTTP/1.0\r\nHost: other.example\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_bytes_that_are_no_request_get_a_4xx_and_the_connection_ends(house: House, data: bytes) -> None:
+    with connected(house) as made:
+        try:
+            made.sendall(data)
+            made.shutdown(socket.SHUT_WR)
+            told = read(made)
+        except OSError:  # it was ended before all was sent
+            told = b""
+
+    assert told == b"" or re.match(rb"HTTP/1.1 4\d\d ", told), told
+    assert b"Traceback" not in told
+    assert str(house.folder).encode() not in told
+
+
+def test_readers_who_read_nothing_hold_nobody_up_and_get_later_what_there_was_or_are_told_that_some_is_gone(
+    house: House,
+) -> None:
+    with house.client("anna") as client, ExitStack() as stack:
+        run = started(client, "talker")
+        # By HTTP/1.0 what comes is the text, and not pieces of it.
+        ask = head(house, f"GET /runs/{run}/events").replace(b"HTTP/1.1", b"HTTP/1.0")
+        slow = [stack.enter_context(connected(house, ask)) for _ in range(5)]
+        assert "completed" == ended(client, run)["status"]
+        shown = [events(client, run), *[events_of(read(one)) for one in slow]]
+
+    for seen in shown:
+        numbers = [one["data"]["number"] for one in seen if one["type"] == "notification"]
+        assert sorted(set(numbers)) == numbers
+        assert "run_finished" == seen[-1]["type"]
+        assert 2_000 == len(numbers) or "events_dropped" in {one["type"] for one in seen}
+
+
+def events_of(told: bytes) -> list[dict[str, Any]]:
+    lines = told.decode().splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def test_one_reader_more_than_a_run_may_have_is_told_to_come_back_later(house: House) -> None:
+    with house.client("anna") as client, ExitStack() as stack:
+        run = started(client, "booker")
+        for _ in range(100):
+            one = stack.enter_context(connected(house, head(house, f"GET /runs/{run}/events")))
+            assert one.recv(12).startswith(b"HTTP/1.1 200")
+        answer = client.get(f"/runs/{run}/events")
+        epoch = client.get(f"/runs/{run}").json()["epoch"]
+        again = client.get(f"/runs/{run}/events", headers={"last-event-id": f"{epoch}-0"})
+
+    for one in (answer, again):
+        assert (429, "5") == (one.status_code, one.headers["retry-after"])
+        assert "urn:stepengine:problem:too_many_readers" == check_refused(house, one)["type"]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "5d0c2a17-0~",
+        "5d0c2a17-0~:0",
+        "5d0c2a17-0~:x:tool_finished",
+        "5d0c2a17-0~a:0:tool_finished",
+        "5d0c2a17-0~:0:text_delta",
+        f"5d0c2a17-0~:{'9' * 5000}:tool_finished",
+        "5d0c2a17-0~" + ",".join(["3:0:tool_finished"] * 1000),
+        "~",
+        "5d0c2a17-0~,",
+    ],
+)
+def test_an_id_that_no_event_has_is_told_apart_from_one_that_it_could_have(house: House, after: str) -> None:
+    with house.client("anna") as client:
+        run = started(client, "quick")
+        ended(client, run)
+        answer = client.get(f"/runs/{run}/events", headers={"last-event-id": after})
+
+    if after == "5d0c2a17-0~":
+        assert 200 == answer.status_code
+    else:
+        assert 422 == answer.status_code
+        assert "after" in check_refused(house, answer)["issues"][0]
+
+
+@pytest.mark.deep
+def test_thousands_who_connect_and_say_nothing_or_half_or_watch_leave_the_server_to_the_others(house: House) -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Both ends of a connection are descriptors of this process.
+    count = min(4_000, (soft - 1_000) // 2)
+    assert count >= 100, f"`ulimit -n` is {soft}"
+    with ExitStack() as stack, house.client("anna") as client:
+        runs = [started(client, "listener") for _ in range(count // 4 // 50 + 1)]
+        for number in range(count):
+            watch = head(house, f"GET /runs/{runs[number % len(runs)]}/events")
+            said = (b"", b"GET /runs HT", head(house, "GET /runs")[:-2], watch)[number % 4]
+            stack.enter_context(connected(house, said))
+        made = [started(client) for _ in range(20)]
+        for run in made:
+            question = question_of(client, run)
+            assert 202 == client.post(f"/runs/{run}/answers", json={"answers": {question: "Monday"}}).status_code
+        assert {"completed"} == {ended(client, run)["status"] for run in made}
+    with house.client("anna") as client:
+        assert 200 == client.get("/health").status_code

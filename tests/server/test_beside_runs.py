@@ -1,0 +1,412 @@
+"""
+What there is beside runs over HTTP: what they spent, what they wrote and how that is taken back, conversations, reports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine
+from stepengine.data.models import ModelReply
+from stepengine.data.usage import Usage
+from stepengine.errors import DefinitionError, JournalError
+from stepengine.server import Tokens, app
+from stepengine.server.ledger import Ledger
+from stepengine.server.reports import Reports
+from stepengine.sessions import FileSessions, MemorySessions
+from stepengine.testing import ScriptedModel
+
+from .house import House, ended, question_of, started, until, written
+
+pytestmark = pytest.mark.leaks_allowed(
+    "the server outlasts a test: its threads and what its runs hold are the module's"
+)
+SONNET, HAIKU = "anthropic/claude-sonnet-4-5", "anthropic/claude-haiku-4-5"
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("house")).open() as opened:
+        yield opened
+
+
+def kind_of(answer: httpx2.Response) -> str:
+    return str(answer.json()["type"]).removeprefix("urn:stepengine:problem:")
+
+
+# --- undo ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV2", "studio:SV4")
+def test_what_a_run_wrote_is_brought_back_by_an_admin_alone(house: House) -> None:
+    plan = house.work / "plan.txt"
+    plan.write_text("before")
+    with house.client() as anna, house.client("root") as root:
+        run = started(anna, "writer", "after")
+        assert "completed" == ended(anna, run)["status"]
+        assert "after" == plan.read_text()
+        refused = anna.post(f"/runs/{run}/undo")
+        tried = root.post(f"/runs/{run}/undo", json={"dry_run": True}).json()
+        still = plan.read_text()
+        done = root.post(f"/runs/{run}/undo").json()
+        again = root.post(f"/runs/{run}/undo").json()
+
+    assert (403, "scope_missing") == (refused.status_code, kind_of(refused))
+    assert (["plan.txt"], True, "after") == (tried["restored"], tried["dry_run"], still)
+    assert (["plan.txt"], False, "before") == (done["restored"], done["dry_run"], plan.read_text())
+    assert ([], ["plan.txt"]) == (again["restored"], again["unchanged"])
+
+
+@pytest.mark.spec("studio:SV2")
+def test_an_undo_over_what_somebody_changed_since_does_nothing_and_names_the_files_unless_these_may_stay(
+    house: House,
+) -> None:
+    plan = house.work / "plan.txt"
+    plan.write_text("before")
+    with house.client("root") as root:
+        run = started(root, "writer", "after")
+        ended(root, run)
+        plan.write_text("by hand")
+        refused = root.post(f"/runs/{run}/undo")
+        left = root.post(f"/runs/{run}/undo", json={"partial": True}).json()["left"]
+
+    assert (409, "undo_refused") == (refused.status_code, kind_of(refused))
+    assert [["plan.txt", "it was changed since"]] == refused.json()["files"]
+    assert [{"path": "plan.txt", "why": "it was changed since"}] == left
+    assert "by hand" == plan.read_text()
+
+
+def test_a_run_that_is_under_way_is_not_undone(house: House) -> None:
+    with house.client("root") as root:
+        run = started(root, "booker")
+        until(lambda: root.get(f"/runs/{run}").json()["phase"] == "executing_tool")
+        refused = root.post(f"/runs/{run}/undo")
+        root.post(f"/runs/{run}/cancel")
+
+    assert (409, "under_way") == (refused.status_code, kind_of(refused))
+
+
+def test_a_server_that_knows_no_folder_of_its_agents_or_has_lost_it_undoes_nothing_and_does_not_say_where_that_was(
+    tmp_path: Path,
+) -> None:
+    told = []
+    for roots in ([], [tmp_path / "gone"]):
+        (tmp_path / str(len(roots))).mkdir()
+        house = House(tmp_path / str(len(roots)), roots=roots)
+        with house.open(), house.client("root") as root:
+            run = started(root, "quick")
+            ended(root, run)
+            told.append(root.post(f"/runs/{run}/undo"))
+
+    assert [(409, "no_folder"), (503, "no_folder")] == [(one.status_code, kind_of(one)) for one in told]
+    assert str(tmp_path) not in told[1].text
+
+
+# --- cost ---------------------------------------------------------------------------------------------------------------
+
+
+def reply(request: Any) -> ModelReply:
+    return ModelReply("Well.", usage=Usage(input_tokens=1_000_000, output_tokens=10), model=request.model)
+
+
+def parent_steps(ctx: Any) -> Any:
+    yield STEP
+    yield from AgentCall("child", "Go.")
+    yield from Ask("Go on?")
+    return "done"
+
+
+@pytest.mark.spec("studio:SV2")
+def test_what_a_run_spent_is_told_by_agent_and_by_model_while_it_waits_and_when_it_has_ended(tmp_path: Path) -> None:
+    agents = [AgentDefinition("parent", model=SONNET, handle_steps=parent_steps, spawnable_agents=["child"])]
+    agents += [AgentDefinition("child", model=HAIKU), AgentDefinition("idle", handle_steps=idle_steps)]
+    house = House(tmp_path, wait_for_answers=0)
+    house.engine = lambda: Engine(agents, models=ScriptedModel(reply))  # type: ignore[method-assign]
+    with house.open(), house.client() as anna, house.client("bob") as bob:
+        run = started(anna, "parent")
+        question = question_of(anna, run)
+        until(lambda: anna.get(f"/runs/{run}").json()["status"] == "suspended")
+        waiting = anna.get(f"/runs/{run}/cost").json()
+        anna.post(f"/runs/{run}/answers", json={"answers": {question: "yes"}})
+        ended(anna, run)
+        over = anna.get(f"/runs/{run}/cost").json()
+        nothing = anna.get(f"/runs/{started(anna, 'idle')}/cost").json()
+        others = bob.get(f"/runs/{run}/cost").status_code
+
+    assert over == waiting
+    assert {"parent", "child"} == set(over["by_agent"])
+    assert {SONNET, HAIKU} == set(over["by_model"])
+    assert 2 == over["usage"]["requests"]
+    assert (
+        2_000_020
+        == over["usage"]["total_tokens"]
+        == sum(one["usage"]["total_tokens"] for one in over["by_agent"].values())
+    )
+    assert over["by_agent"]["child"] == over["by_model"][HAIKU]
+    assert float(over["cost_usd"]) == pytest.approx(sum(float(one["cost_usd"]) for one in over["by_model"].values()))
+    assert float(over["by_model"][SONNET]["cost_usd"]) > float(over["by_model"][HAIKU]["cost_usd"]) > 0
+    assert (0, "0") == (nothing["usage"]["total_tokens"], nothing["cost_usd"])
+    assert 404 == others
+
+
+def idle_steps(ctx: Any) -> Any:
+    yield from ()
+
+
+# --- conversations ------------------------------------------------------------------------------------------------------
+
+
+def said(client: httpx2.Client, session: str, prompt: str = "Hello", agent: str = "writer") -> str:
+    run = client.post("/runs", json={"agent": agent, "prompt": prompt, "session_id": session}).json()["run_id"]
+    return str(ended(client, run)["run_id"])
+
+
+@pytest.mark.spec("studio:SV2")
+@pytest.mark.parametrize("name", ["1", "a/b", "Grüße, 你好?", "x" * 200, "%2F", "..", "a b?c#d"])
+def test_a_conversation_is_listed_with_its_runs_read_and_forgotten_whatever_it_is_called(
+    tmp_path: Path, name: str
+) -> None:
+    from urllib.parse import quote
+
+    house = House(tmp_path)
+    with house.open(), house.client() as anna, house.client("bob") as bob:
+        runs = [said(anna, name, prompt) for prompt in ("first", "second")]
+        alone = started(anna, "quick")
+        ended(anna, alone)
+        other = said(bob, name, "bob's")
+        listed = anna.get("/sessions").json()
+        path = f"{house.url}/sessions/{quote(name, safe='')}".replace("/..", "/%2E%2E")
+        looked = anna.get(path)
+        its = [one["run_id"] for one in anna.get("/runs", params={"session": name}).json()["runs"]]
+        gone = anna.delete(path)
+        after = anna.get("/sessions").json()["sessions"], anna.get(path).status_code
+        still = [anna.get(f"/runs/{run}").json() for run in runs]
+        of_bob = bob.get(path).json()
+
+    shown = looked.json()
+    assert [(name, "anna", "writer", 2)] == [
+        (s["session_id"], s["owner"], s["agent"], s["runs"]) for s in listed["sessions"]
+    ]
+    assert (2, "completed") == (shown["turns"], shown["status"])
+    assert ["first", "second"] == [one["text"] for one in shown["messages"] if one["role"] == "user"]
+    assert runs[::-1] == its
+    assert 204 == gone.status_code
+    assert ([], 404) == after
+    assert [("completed", None)] * 2 == [(one["status"], one["session_id"]) for one in still]
+    assert ["bob's"] == [one["text"] for one in of_bob["messages"] if one["role"] == "user"]
+    assert other not in runs
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\0", "\u202e", "x" * 201, 7, ["s"]])
+def test_a_conversation_has_a_name_that_can_stand_in_an_address(house: House, name: Any) -> None:
+    with house.client() as anna:
+        answer = anna.post("/runs", json={"agent": "quick", "session_id": name})
+
+    assert 422 == answer.status_code
+    assert answer.json()["issues"][0].startswith("session_id: ")
+
+
+@pytest.mark.spec("studio:SV2")
+def test_lists_of_conversations_and_reports_go_on_by_their_cursors_and_miss_and_repeat_none(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    long = "長" * 199
+    with house.open(), house.client() as anna, house.client("root") as root:
+        for number in (*range(7), 3):
+            said(anna, f"{long}{number}", agent="quick")
+        for number in range(7):
+            written(house, f"nightly/{number}")
+        seen: dict[str, list[str]] = {"sessions": [], "reports": []}
+        for what, names in seen.items():
+            cursor = ""
+            while cursor is not None:
+                told = anna.get(f"/{what}", params={"limit": 2, "cursor": cursor}).json()
+                names += [one["session_id" if what == "sessions" else "id"] for one in told[what]]
+                cursor = told["next"]
+                assert len(told[what]) <= 2
+        everybody = [one["owner"] for one in root.get("/sessions").json()["sessions"]]
+
+    assert [f"{long}{number}" for number in (3, 6, 5, 4, 2, 1, 0)] == seen["sessions"]
+    assert sorted(f"nightly/{number}" for number in range(7)) == sorted(seen["reports"])
+    assert ["anna"] * 7 == everybody
+
+
+def test_a_conversation_whose_run_waits_is_not_forgotten_and_one_that_is_kept_nowhere_cannot_be(tmp_path: Path) -> None:
+    class Plain:
+        """A store of histories, which deletes nothing."""
+
+        def __init__(self) -> None:
+            self.kept: dict[str, Any] = {}
+
+        def get_history(self, session_id: str) -> Any:
+            return self.kept.get(session_id, ())
+
+        def save_history(self, session_id: str, messages: Any) -> None:
+            self.kept[session_id] = messages
+
+    def steps(ctx: Any) -> Any:
+        return (yield from Ask("Go on?"))
+
+    told: dict[str, Any] = {}
+    for name, store in (
+        ("plain", Plain()),
+        ("none", None),
+        ("memory", MemorySessions()),
+        ("files", FileSessions(tmp_path / "s")),
+    ):
+        (tmp_path / name).mkdir()
+        house = House(tmp_path / name, wait_for_answers=0)
+        house.engine = lambda store=store: Engine([AgentDefinition("asker", handle_steps=steps)], sessions=store)  # type: ignore[method-assign]
+        with house.open(), house.client() as anna:
+            run = anna.post("/runs", json={"agent": "asker", "session_id": "1"}).json()["run_id"]
+            question = question_of(anna, run)
+            waits = anna.delete("/sessions/1")
+            anna.post(f"/runs/{run}/answers", json={"answers": {question: "yes"}})
+            ended(anna, run)
+            looked = anna.get("/sessions/1").json()
+            over = anna.delete("/sessions/1")
+            told[name] = (waits.status_code, kind_of(waits), looked["messages"] is None, over.status_code)
+
+    assert {
+        "plain": (409, "under_way", False, 409),
+        "none": (409, "under_way", True, 409),
+        "memory": (409, "under_way", False, 204),
+        "files": (409, "under_way", False, 204),
+    } == told
+
+
+def test_a_run_that_begins_while_its_conversation_is_being_forgotten_keeps_it(tmp_path: Path) -> None:
+    from stepengine.errors import InputError
+    from stepengine.server.ledger import RunRow, forgetting, registering
+
+    ledger = Ledger(tmp_path)
+    rows = [
+        RunRow(name, "anna", "quick", status, 1.0, 1.0, {}, "s")
+        for name, status in (("a", "completed"), ("b", "started"))
+    ]
+    made = ledger.write([registering(rows[0], None), registering(rows[1], None), forgetting("s")])
+    left = [row.session for row in ledger.listed(owner=None, agent=None, statuses=(), before=None, limit=9)]
+    ledger.close()
+
+    assert isinstance(made[2], InputError)
+    assert ["s", "s"] == left
+
+
+# --- reports ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV2")
+def test_a_report_is_shown_with_the_ids_of_its_runs_to_whoever_may_read(house: House) -> None:
+    folder = written(house)
+    run = json.loads((folder / "rome" / "base-1.jsonl").read_text().splitlines()[0])["run"]
+    with house.client("reader") as reader:
+        listed = reader.get("/reports").json()["reports"]
+        told = reader.get("/reports/tried/one").json()
+
+    assert [("tried/one", "tried", ["base"], 1)] == [
+        (one["id"], one["name"], one["sides"], one["cases"]) for one in listed
+    ]
+    sample = told["cases"][0]["samples"][0]
+    assert (run, True, "0.5") == (sample["run_id"], sample["passed"], sample["cost"])
+    assert [{"mean": None}] == told["summary"]
+
+
+def test_what_is_no_report_is_not_shown_and_nothing_that_a_link_leads_to(house: House, tmp_path: Path) -> None:
+    folder = written(house)
+    fine = (folder / "results.json").read_text()
+    broken = {
+        "cut": fine[: len(fine) // 2], "empty": "", "list": "[]", "other": fine.replace("stepengine.eval/1", "stepengine.improve/1"), "deep": "[" * 100_000,
+        "bytes": "\udcff", "typed": fine.replace('"cases": [', '"cases": [7, '), "digits": fine.replace('"seed": 1', f'"seed": {"9" * 5_000}'),
+    }  # fmt: skip
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "results.json").write_text(fine)
+    evals = house.folder / "evals"
+    made = []
+    for name, text in broken.items():
+        made.append(evals / f"bad-{name}")
+        made[-1].mkdir()
+        (made[-1] / "results.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    (evals / "linked").symlink_to(outside)
+    (evals / "file-linked").mkdir()
+    (evals / "file-linked" / "results.json").symlink_to(outside / "results.json")
+    (evals / "pipe").mkdir()
+    os.mkfifo(evals / "pipe" / "results.json")
+    try:
+        with house.client("reader") as reader:
+            listed = [one["id"] for one in reader.get("/reports").json()["reports"]]
+            looked = [
+                reader.get(f"/reports/{name}").status_code
+                for name in ("linked", "file-linked", "pipe", *[f"bad-{name}" for name in broken])
+            ]
+    finally:
+        for one in made:
+            (one / "results.json").unlink()
+            one.rmdir()
+
+    assert ["tried/one"] == listed
+    assert {404} == set(looked)
+
+
+ODD = [
+    "",
+    "/etc/passwd",
+    "../one/rome/base-1.jsonl",
+    "ABSOLUTE",
+    "nothing.jsonl",
+    "results.json",
+    "a\0b",
+    "rome",
+    "rome/link.jsonl",
+    "linked/base-1.jsonl",
+]
+
+
+@pytest.mark.parametrize("journal", ODD)
+def test_a_report_names_no_run_of_what_is_no_journal_below_it(house: House, journal: str) -> None:
+    one, folder = written(house), written(house, "tried/odd")
+    for link, to in (("rome/link.jsonl", one / "rome" / "base-1.jsonl"), ("linked", one / "rome")):
+        if not (folder / link).is_symlink():
+            (folder / link).symlink_to(to)
+    told = json.loads((folder / "results.json").read_text())
+    odd = str(one / "rome" / "base-1.jsonl") if journal == "ABSOLUTE" else journal
+    told["cases"][0]["samples"] = [
+        {**told["cases"][0]["samples"][0], "journal": name} for name in (odd, "rome/base-1.jsonl")
+    ]
+    (folder / "results.json").write_text(json.dumps(told))
+    try:
+        found = Reports(house.folder / "evals").find("tried/odd")
+    finally:
+        (folder / "results.json").unlink()
+
+    assert found is not None
+    assert [True, False] == [sample.run_id is None for case in found.cases for sample in case.samples]
+
+
+def test_a_folder_of_reports_is_one_that_nobody_else_writes_and_may_come_later(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    tokens = tmp_path / "tokens.json"
+    Tokens.open(tokens).add("root", ["admin"])
+
+    assert [] == Reports(tmp_path / "later").listed(None, 9)
+    with pytest.raises(DefinitionError, match="is not a folder"):
+        app(Engine([]), runs=tmp_path / "runs", tokens=tokens, reports=tmp_path / "file")
+    with pytest.raises(JournalError, match="others may write"):
+        app(Engine([]), runs=tmp_path / "runs", tokens=tokens, reports=shared)
+
+
+def test_the_report_that_a_folder_itself_is_has_the_name_of_the_folder(house: House) -> None:
+    folder = written(house)
+    found = Reports(folder)
+
+    assert ["one"] == [place.id for place, _ in found.listed(None, 9)]
+    assert found.find("one") is not None

@@ -1,0 +1,77 @@
+"""Runs that ended are kept in memory in so many bytes, and are read from their journals after that."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.runtime.handle import RunHandle
+from stepengine.server import ended_runs
+from stepengine.server.ended_runs import EndedRuns
+from tests.server.house import House, ended, events, started, until
+
+
+@pytest.fixture(params=["folder", "database"])
+def house(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    monkeypatch.setattr(ended_runs, "KEPT_BYTES", 100_000)
+    places = {} if request.param == "folder" else {"runs": tmp_path / "runs.db"}
+    with House(tmp_path, **places).open() as made:
+        yield made
+
+
+def handles() -> int:
+    gc.collect()
+    return sum(isinstance(one, RunHandle) for one in gc.get_objects())
+
+
+@pytest.mark.spec("studio:SV16")
+def test_large_runs_that_ended_do_not_stay_in_memory_and_are_still_shown(house: House) -> None:
+    before = handles()
+    with house.client() as client:
+        runs = [started(client, "talker", "x" * 30_000) for _ in range(8)]
+        for run in runs:
+            assert ended(client, run)["status"] == "completed"
+        until(lambda: handles() - before <= 3)
+        shown = [events(client, run) for run in runs]
+
+    assert all(shown)
+
+
+@pytest.mark.spec("studio:SV16")
+def test_the_oldest_are_over_the_bound_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_runs, "KEPT", 3)
+    monkeypatch.setattr(ended_runs, "KEPT_BYTES", 10)
+    kept, handle = EndedRuns(), object()
+    made: Any = handle
+    for name in "abc":
+        kept.put(name, made, 3)
+    found = [kept.over()]
+    kept.put("a", made, 4)
+    found.append(kept.over())
+    kept.put("d", made)
+    found.append(kept.over())
+    kept.remove("b")
+    kept.put("e", made, 11)
+    found.append(kept.over())
+
+    assert found == [[], [], ["b"], ["c", "a", "d", "e"]]
+    assert kept.get("b") is None
+    assert kept.get("e") is handle
+
+
+def test_the_events_of_a_run_with_a_damaged_journal_are_refused_for_the_journal_and_not_for_the_request(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path)
+    with house.open(), house.client() as client:
+        run = started(client, "quick")
+        ended(client, run)
+    (tmp_path / "runs" / f"{run}.jsonl").write_text('{"damaged\n{}\n')
+    with house.open(), house.client() as client:
+        refused = client.get(f"/runs/{run}/events")
+
+    assert (409, "urn:stepengine:problem:journal_corrupt") == (refused.status_code, refused.json()["type"])

@@ -1,0 +1,99 @@
+"""
+The ledger of a server: what several processes say of one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from stepengine.data.questions import Answer
+from stepengine.errors import InputError, JournalError
+from stepengine.server.ledger import Ledger, RunRow, deciding, noting, registering, suspending, taking_up, waking
+
+ROW = RunRow("one", "anna", "agent", "started", 1.0, 1.0, {"prompt": ""})
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(tmp_path)
+    made.write([registering(ROW, None)])
+    return made
+
+
+def test_a_run_that_has_ended_stays_so_whatever_is_said_of_it_later(ledger: Ledger) -> None:
+    ledger.write([noting("one", "suspended", 2.0)])
+    ledger.write([noting("one", "completed", 3.0)])
+
+    ledger.write([noting("one", "suspended", 4.0), taking_up("one")])
+
+    assert ("completed", 3.0) == (ledger.find("one").status, ledger.find("one").changed)
+    ledger.close()
+
+
+def test_what_was_decided_about_an_effect_in_doubt_counts_once(ledger: Ledger) -> None:
+    yes, no = Answer(selected=("yes",)), Answer(selected=("no",))
+    ledger.write([noting("one", "suspended", 2.0)])
+
+    ledger.write([deciding("one", {"doubt:#0": yes})])
+    again, other = ledger.write([deciding("one", {"doubt:#0": yes}), deciding("one", {"doubt:#0": no})])
+
+    assert again is None
+    assert isinstance(other, InputError)
+    assert ["one"] == ledger.under_way(), "a kill before it goes on loses nothing"
+    assert [{"doubt:#0": yes}, {}] == ledger.write([taking_up("one"), taking_up("one")])
+    ledger.close()
+
+
+@pytest.mark.spec("studio:SV3")
+def test_what_comes_while_a_run_lies_down_keeps_it_under_way_until_somebody_has_looked(ledger: Ledger) -> None:
+    ledger.write([noting("one", "running", 2.0)])
+    before = ledger.woken("one")
+    ledger.write([waking("one")])
+
+    assert [False] == ledger.write([suspending("one", 3.0, before)])
+    assert ["one"] == ledger.under_way(), "a kill here loses nothing"
+    assert [True] == ledger.write([suspending("one", 4.0, ledger.woken("one"))])
+    assert ("suspended", 0) == (ledger.find("one").status, ledger.woken("one"))
+    ledger.write([deciding("one", {"doubt:#0": Answer(selected=("yes",))})])
+    assert [False] == ledger.write([suspending("one", 5.0, 0)])
+    ledger.close()
+
+
+def test_calls_that_race_for_the_first_use_and_with_the_close_leave_no_connection_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, connect = [], sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *args, **options: opened.append(connect(*args, **options)) or opened[-1]
+    )
+    for number in range(5):
+        ledger, begin = Ledger(tmp_path / f"{number}.db"), threading.Barrier(5)
+
+        def use(ledger: Ledger = ledger, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            with contextlib.suppress(JournalError):
+                for moment in range(10_000):
+                    ledger.write([noting("one", "running", float(moment))])
+                    ledger.under_way()
+            with pytest.raises(JournalError, match="was closed"):
+                ledger.under_way()
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        begin.wait()
+        time.sleep(number / 200)
+        ledger.close()
+        for thread in threads:
+            thread.join()
+
+    assert len(opened) >= 5
+    for database in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+            database.execute("SELECT 1")

@@ -1,0 +1,714 @@
+"""
+Runs over HTTP: each belongs to somebody, is there once, and takes what is said to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from starlette.testclient import TestClient
+
+from stepengine import STEP, AgentDefinition, Ask, Engine, Receive, Sleep, ToolContext, call, tool
+from stepengine.durable import DurableEngine, Operator
+from stepengine.durable.register import Register
+from stepengine.journal import FileJournal
+from stepengine.server import Caller, Tokens, app
+from stepengine.server.ledger import Ledger
+from stepengine.testing import ScriptedModel
+
+from .house import House, ended, question_of, started, until
+
+DONE: list[str] = []
+
+
+@tool
+def deploy(place: str) -> str:
+    """Deploy."""
+    DONE.append(place)
+    return f"deployed to {place}"
+
+
+@tool(deferred=True)
+def wait_for(ctx: ToolContext, what: str) -> str:
+    """Wait."""
+    return what
+
+
+def asking(ctx):
+    day = yield from Ask("On which day?")
+    done = yield from call(deploy, place=f"{ctx.prompt} on {day}")
+    return str(done)
+
+
+def receiving(ctx):
+    message = yield Receive("go")
+    return f"{ctx.prompt}: {message.value}"
+
+
+def sleeping(ctx):
+    yield Sleep(0.01)
+    return "slept"
+
+
+def dozing(ctx):
+    yield Sleep(172_800)
+    return "awake"
+
+
+def talking(ctx):
+    yield STEP
+    result = yield from call(wait_for, what="it")
+    yield STEP
+    return str(result)
+
+
+AGENTS = [
+    AgentDefinition("asking", tools=[deploy], handle_steps=asking),
+    AgentDefinition("receiving", handle_steps=receiving),
+    AgentDefinition("sleeping", handle_steps=sleeping),
+    AgentDefinition("dozing", handle_steps=dozing),
+    AgentDefinition("saying", model="test/own"),
+    AgentDefinition("talking", model="anthropic/claude-sonnet-4-5", tools=[wait_for], handle_steps=talking),
+]
+SCOPES = ("read", "run", "answer")
+
+
+class Server:
+    """
+    A server of a folder, as clients see it.
+    """
+
+    def __init__(self, folder: Path, *, db: str = "", **options: Any) -> None:
+        self.folder, self.db, self.options = folder, db, options
+        self.tokens = Tokens.open(folder / "tokens.json")
+        self.secrets: dict[str, str] = {}
+
+    @contextmanager
+    def running(self, **more: Any) -> Iterator[Server]:
+        options = {"wait_for_answers": 0, "drain": 0, **self.options, **more}
+        models = ScriptedModel(["Well."] * 100)
+        if self.db:
+            engine: Any = DurableEngine(AGENTS, models=models, db=self.db, polling=0.1)
+        else:
+            engine, options = Engine(AGENTS, models=models), {"runs": self.folder / "runs", **options}
+        with TestClient(app(engine, tokens=self.tokens, **options), base_url="http://localhost") as self.client:
+            yield self
+
+    def ask(self, method: str, path: str, body: Any = None, *, of: str = "ann", **headers: str) -> tuple[int, Any]:
+        if of not in self.secrets:
+            scopes = ("admin",) if of == "root" else SCOPES
+            self.secrets[of] = self.tokens.add(of, scopes)
+        headers["authorization"] = f"Bearer {self.secrets[of]}"
+        response = self.client.request(method, path, json=body, headers=headers)
+        kind = response.headers.get("content-type", "")
+        return response.status_code, response.json() if "json" in kind and "ndjson" not in kind else response.content
+
+    def start(self, agent: str, prompt: str = "", *, of: str = "ann", **headers: str) -> str:
+        status, made = self.ask("POST", "/runs", {"agent": agent, "prompt": prompt}, of=of, **headers)
+        assert 202 == status, made
+        return f"/runs/{made['run_id']}"
+
+    def look(self, path: str, *, until: str, of: str = "ann") -> dict[str, Any]:
+        for _ in range(1_500):
+            seen: dict[str, Any] = self.ask("GET", path, of=of)[1]
+            if seen["status"] == until:
+                return seen
+            time.sleep(0.02)
+        raise AssertionError(seen)
+
+    def events(self, path: str, after: str = "") -> list[dict[str, Any]]:
+        headers = {"last-event-id": after} if after else {}
+        status, said = self.ask("GET", f"{path}/events", **headers)
+        assert status in (200, 204), said
+        lines = said.decode().splitlines()
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+@pytest.fixture(params=["runs", "runs.db", pytest.param("postgresql", marks=pytest.mark.deep)])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
+    DONE.clear()
+    if request.param == "postgresql":
+        return Server(tmp_path, db=request.getfixturevalue("db"))
+    return Server(tmp_path, runs=tmp_path / request.param)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF14")
+def test_a_run_of_a_database_that_is_suspended_shows_what_it_asks_however_its_looks_fall(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Whoever looks for questions looks before there are any, and is held up until the run rests.
+    """
+
+    async def looked_before(self: Operator, root: str) -> list[Any]:
+        while not await self.resting([root]):  # noqa: ASYNC110 - no event tells what happens in the database
+            await asyncio.sleep(0.01)
+        return []
+
+    monkeypatch.setattr(Operator, "waiting", looked_before)
+    with Server(tmp_path, db=db).running() as server:
+        seen = server.look(server.start("asking", "Rome"), until="suspended")
+
+    assert ["On which day?"] == [one["text"] for one in seen["questions"]]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:SV7")
+def test_a_run_of_a_database_shows_what_it_gave_also_when_nobody_could_say_that_it_was_submitted(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    As behind a server that was killed between the two.
+    """
+
+    async def killed(self: Register, run: str) -> None: ...
+
+    monkeypatch.setattr(Register, "note_submitted", killed)
+    with Server(tmp_path, db=db).running() as server:
+        seen = server.look(server.start("sleeping"), until="completed")
+
+    assert "slept" == seen["output"]
+
+
+@pytest.mark.spec("interfaces:IF13", "interfaces:IF14", "interfaces:IF15", "interfaces:IF18")
+def test_a_run_is_started_watched_answered_and_read_whatever_it_is_kept_in(server: Server) -> None:
+    with server.running():
+        path = server.start("asking", "Rome")
+        waiting = server.look(path, until="suspended")
+        before = server.events(path)
+        answered = server.ask("POST", f"{path}/answers", {"answers": {waiting["questions"][0]["id"]: "Friday"}})
+        done = server.look(path, until="completed")
+        again = server.events(path)
+
+    assert "On which day?" == waiting["questions"][0]["text"]
+    assert 202 == answered[0]
+    assert "deployed to Rome on Friday" == done["output"]
+    assert ["Rome on Friday"] == DONE
+    assert "run_started" == before[0]["type"]
+    if server.db:
+        # A run that waits has not ended: its last event is what it asks.
+        assert "question_asked" == before[-1]["type"]
+        assert before == again[: len(before)]
+    else:
+        assert ("run_finished", "suspended") == (before[-1]["type"], before[-1]["status"])
+    assert "deployed to Rome on Friday" == again[-1]["output"]
+
+
+def test_what_has_been_read_to_its_end_is_read_no_further(server: Server) -> None:
+    with server.running():
+        path = server.start("sleeping")
+        server.look(path, until="completed")
+        events = server.events(path)
+        last = f"{events[-1]['epoch']}-{events[-1]['index']}"
+        status, _ = server.ask("GET", f"{path}/events", **{"last-event-id": last})
+        odd, said = server.ask("GET", f"{path}/events", **{"last-event-id": "nonsense"})
+
+    assert 204 == status
+    assert 422 == odd, said
+
+
+@pytest.mark.spec("interfaces:IF13", "studio:SV3")
+def test_an_idempotency_key_is_one_run_over_a_restart_and_not_for_another_request(server: Server) -> None:
+    key = {"idempotency-key": "order-17"}
+    with server.running():
+        first, second = server.start("receiving", "Rome", **key), server.start("receiving", "Rome", **key)
+        others = server.start("receiving", "Rome", of="bob", **key)
+    with server.running():
+        third = server.start("receiving", "Rome", **key)
+        status, said = server.ask("POST", "/runs", {"agent": "receiving", "prompt": "Oslo"}, **key)
+
+    assert first == second == third
+    assert others != first
+    assert (409, "urn:stepengine:problem:key_reused") == (status, said["type"])
+
+
+@pytest.mark.spec("studio:SV3")
+def test_what_was_under_way_goes_on_at_the_next_start_and_a_strange_journal_does_not(server: Server) -> None:
+    with server.running():
+        path = server.start("receiving", "Rome", of="ann")
+        server.look(path, until="suspended")
+        asked = server.start("asking", "Oslo")
+        question = server.look(asked, until="suspended")["questions"][0]["id"]
+        if not server.db and (place := server.options["runs"]).is_dir():
+            journal = place / f"{asked.rpartition('/')[2]}.jsonl"
+            shutil.copy(journal, place / "stranger.jsonl")
+            FileJournal(place / "stranger.jsonl").mailbox()
+    with server.running():
+        assert server.ask("POST", f"{path}/messages", {"topic": "go", "value": 7}) == (
+            202,
+            {"run_id": path.rpartition("/")[2], "is_new": True},
+        )
+        done = server.look(path, until="completed")
+        assert 202 == server.ask("POST", f"{asked}/answers", {"answers": {question: "Monday"}})[0]
+        server.look(asked, until="completed")
+        listed = server.ask("GET", "/runs")[1]["runs"]
+
+    assert "Rome: 7" == done["output"]
+    assert ["Oslo on Monday"] == DONE
+    assert {path.rpartition("/")[2], asked.rpartition("/")[2]} == {one["run_id"] for one in listed}
+
+
+@pytest.mark.spec("studio:SV4", "interfaces:IF14")
+def test_the_runs_of_others_are_not_there(server: Server) -> None:
+    with server.running():
+        path = server.start("asking", "Rome")
+        question = server.look(path, until="suspended")["questions"][0]["id"]
+        missing = server.ask("GET", f"/runs/{'0' * 32}", of="bob")
+        tried = [
+            server.ask("GET", path, of="bob"),
+            server.ask("GET", f"{path}/events", of="bob"),
+            server.ask("POST", f"{path}/answers", {"answers": {question: "x"}}, of="bob"),
+            server.ask("POST", f"{path}/cancel", {}, of="bob"),
+            server.ask("POST", f"{path}/input", {"text": "x"}, of="bob"),
+            server.ask("POST", f"{path}/fork", {"at": 1}, of="bob"),
+        ]
+        listed = server.ask("GET", "/runs", of="bob")[1]["runs"], server.ask("GET", "/runs", of="root")[1]["runs"]
+
+    assert {404} == {status for status, _ in (missing, *tried)}
+    assert {missing[1]["type"]} == {said["type"] for _, said in tried}
+    assert ([], 1) == (listed[0], len(listed[1]))
+
+
+@pytest.mark.spec("interfaces:IF15")
+def test_answers_are_taken_all_or_none_and_once(server: Server) -> None:
+    with server.running():
+        path = server.start("asking", "Rome")
+        question = server.look(path, until="suspended")["questions"][0]["id"]
+        odd = server.ask("POST", f"{path}/answers", {"answers": {question: "Monday", "q99": "x"}})
+        first = server.ask("POST", f"{path}/answers", {"answers": {question: "Friday"}})
+        server.look(path, until="completed")
+        late = server.ask("POST", f"{path}/answers", {"answers": {question: "Sunday"}})
+
+    assert (409, question) == (odd[0], odd[1]["open"][0]["id"])
+    assert 202 == first[0]
+    assert (409, "urn:stepengine:problem:ended") == (late[0], late[1]["type"])
+    assert ["Rome on Friday"] == DONE
+
+
+@pytest.mark.spec("studio:SV4")
+def test_of_many_who_answer_at_once_one_is_taken_and_the_others_are_told(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    server = Server(tmp_path)
+    DONE.clear()
+    with server.running():
+        path = server.start("asking", "Rome")
+        question = server.look(path, until="suspended")["questions"][0]["id"]
+        with ThreadPoolExecutor(8) as pool:
+            said = list(
+                pool.map(
+                    lambda day: server.ask("POST", f"{path}/answers", {"answers": {question: day}})[0],
+                    [f"day {number}" for number in range(8)],
+                )
+            )
+        server.look(path, until="completed")
+
+    assert [202, *[409] * 7] == sorted(said)
+    assert 1 == len(DONE)
+
+
+@pytest.mark.spec("interfaces:IF16")
+def test_a_run_is_cancelled_once_and_for_all_and_what_has_ended_takes_nothing(server: Server) -> None:
+    with server.running():
+        # In a database no call of a deferred tool waits.
+        path, talking = server.start("receiving"), server.start("receiving" if server.db else "talking")
+        server.look(path, until="suspended")
+        cancelled = [server.ask("POST", f"{each}/cancel", {"reason": "no"})[0] for each in (path, path, talking)]
+        ended = [server.look(each, until="cancelled")["status"] for each in (path, talking)]
+        late = [
+            server.ask("POST", f"{path}/input", {"text": "x"})[0],
+            server.ask("POST", f"{path}/messages", {"topic": "go"})[0],
+            server.ask("POST", f"{talking}/tool-results/c1", {"result": 1})[0],
+            server.ask("POST", f"{path}/cancel")[0],
+        ]
+
+    assert [202, 202, 202] == cancelled
+    assert ["cancelled", "cancelled"] == ended
+    assert [409, 409, 409, 202] == late
+
+
+@pytest.mark.spec("interfaces:IF13")
+def test_one_run_more_than_may_be_under_way_is_refused_until_one_has_ended(tmp_path: Path) -> None:
+    server = Server(tmp_path, max_live=2)
+    with server.running():
+        talking = [server.start("talking"), server.start("talking")]
+        status, said = server.ask("POST", "/runs", {"agent": "talking"})
+        server.ask("POST", f"{talking[0]}/cancel")
+        server.look(talking[0], until="cancelled")
+        after = server.ask("POST", "/runs", {"agent": "talking"})[0]
+
+    assert (429, "urn:stepengine:problem:too_many_runs") == (status, said["type"])
+    assert 202 == after
+
+
+@pytest.mark.spec("studio:SV4")
+def test_what_is_for_good_or_edits_a_call_needs_the_scope_admin(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    with server.running():
+        path = server.start("asking", "Rome")
+        question = server.look(path, until="suspended")["questions"][0]["id"]
+        always = {"answers": {question: {"text": "x", "remember": "always"}}}
+        refused = [
+            server.ask("POST", f"{path}/answers", always)[0],
+            server.ask("POST", f"{path}/fork", {"at": 1, "edit": 1})[0],
+            server.ask("GET", f"{path}/journal")[0],
+            server.ask("GET", f"{path}/events?full=1")[0],
+        ]
+        allowed = server.ask("GET", f"{path}/journal", of="root")
+
+    assert [403, 403, 403, 403] == refused
+    assert 200 == allowed[0]
+    assert b'"stepengine' in allowed[1].splitlines()[0]
+
+
+@pytest.mark.spec("studio:SV2")
+def test_a_fork_goes_on_from_the_middle_as_a_run_of_its_own(server: Server) -> None:
+    with server.running():
+        path = server.start("asking", "Rome")
+        question = server.look(path, until="suspended")["questions"][0]["id"]
+        server.ask("POST", f"{path}/answers", {"answers": {question: "Friday"}})
+        server.look(path, until="completed")
+        again = {"at": 0, "allow_repeat": True}
+        refused = server.ask("POST", f"{path}/fork", again)
+        status, made = server.ask("POST", f"{path}/fork", again, of="root")
+        assert 202 == status, made
+        fork = f"/runs/{made['run_id']}"
+        ended = server.look(fork, until="completed", of="root")
+        no_place = server.ask("POST", f"{path}/fork", {"at": 99})[0]
+        listed = {run["run_id"]: run["details"] for run in server.ask("GET", "/runs?details=1", of="root")[1]["runs"]}
+        shown = server.ask("GET", f"{fork}/view", of="root")[1] if not server.db else None
+
+    origin = ended["forked_from"]
+    assert (path.removeprefix("/runs/"), "0") == (origin["run"], origin["at"].lstrip("#"))
+    assert origin["run"] == listed[fork.removeprefix("/runs/")]["forked_from"]
+    assert "deployed to Rome on Friday" == listed[fork.removeprefix("/runs/")]["output"]
+    assert listed[origin["run"]]["forked_from"] is None
+    assert shown is None or fork.endswith(shown["run"]["run"])
+    assert (403, "admin") == (refused[0], refused[1]["scope"])
+    assert fork != path
+    assert "deployed to Rome on Friday" == ended["output"]
+    assert ["Rome on Friday", "Rome on Friday"] == DONE
+    assert 400 <= no_place < 500
+
+
+@pytest.mark.spec("studio:SV31")
+def test_a_run_that_waits_reports_what_it_waits_for_and_when_it_wakes(server: Server) -> None:
+    with server.running():
+        for_message = server.look(server.start("receiving", "x"), until="suspended")
+        path = server.start("dozing")
+        for_time = server.look(path, until="suspended")
+        for_answer = server.look(server.start("asking", "Rome"), until="suspended")
+        ended = server.look(server.start("sleeping"), until="completed")
+        listed = server.ask("GET", "/runs?details=1&agent=dozing")[1]["runs"][0]["details"]
+
+    assert [("message", "go", None)] == [(w["kind"], w["topic"], w["wakes_at"]) for w in for_message["waits_for"]]
+    assert "waits for a message on go" in for_message["waits_for"][0]["said"].replace("'", "")
+    assert for_message["wakes_at"] is None
+    assert ["time"] == [wait["kind"] for wait in for_time["waits_for"]]
+    assert for_time["waits_for"][0]["wakes_at"] == for_time["wakes_at"] == listed["wakes"]
+    assert datetime.fromisoformat(for_time["wakes_at"]) > datetime.now(UTC) + timedelta(days=1)
+    assert [("question", for_answer["questions"][0]["id"])] == [
+        (w["kind"], w["question"]) for w in for_answer["waits_for"]
+    ]
+    assert ([], None) == (ended["waits_for"], ended["wakes_at"])
+
+
+@pytest.mark.spec("studio:ST2")
+def test_the_model_of_a_run_is_chosen_by_an_admin_alone_and_stands_in_its_record(server: Server) -> None:
+    wanted = {"agent": "saying", "model": "test/other"}
+    with server.running():
+        refused = server.ask("POST", "/runs", wanted)
+        status, made = server.ask("POST", "/runs", wanted, of="root")
+        assert 202 == status, made
+        path = f"/runs/{made['run_id']}"
+        server.look(path, until="completed", of="root")
+        lines = [json.loads(line) for line in server.ask("GET", f"{path}/journal", of="root")[1].splitlines()]
+
+    asked = [line["effect"]["request"]["model"] for line in lines if line.get("effect", {}).get("type") == "model_call"]
+    assert (403, "admin") == (refused[0], refused[1]["scope"])
+    assert ["test/other"] == asked
+    assert {"saying": "test/other"} == lines[1]["effect"]["run_models"]
+
+
+@pytest.mark.spec("studio:SV4", "interfaces:IF13")
+@pytest.mark.parametrize("agent", ["../sleeping", "./sleeping", "sleep_ing", "Sleeping", " sleeping", "sleeping@1", ""])
+def test_only_what_the_list_of_agents_says_is_the_name_of_one(tmp_path: Path, agent: str) -> None:
+    server = Server(tmp_path)
+    engine = Engine([*AGENTS, AgentDefinition("sleep-ing", handle_steps=sleeping)])
+    with TestClient(app(engine, tokens=server.tokens, runs=tmp_path / "runs"), base_url="http://localhost") as client:
+        server.client = client
+        status, said = server.ask("POST", "/runs", {"agent": agent})
+        listed = server.ask("GET", "/runs")[1]["runs"]
+
+    assert 422 == status
+    assert said["issues"][0].startswith("agent: ")
+    assert [] == listed
+
+
+@pytest.mark.spec("studio:SV4")
+def test_what_is_cut_off_is_done_again_only_when_an_admin_says_so(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    DONE.clear()
+    with server.running():
+        path = server.start("asking", "Rome")
+        question = server.look(path, until="suspended")["questions"][0]["id"]
+        server.ask("POST", f"{path}/answers", {"answers": {question: "Friday"}})
+        server.look(path, until="completed")
+    run = path.rpartition("/")[2]
+    journal = tmp_path / "runs" / f"{run}.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    cut = next(n for n, line in enumerate(lines) if b'"tool_name":"deploy"' in line)
+    journal.write_bytes(b"".join(lines[: cut + 1]))
+    ledger = Ledger(tmp_path / "runs")
+    ledger.write([lambda database: database.execute("UPDATE served SET status = 'suspended'")])
+    ledger.close()
+    yes = [True, "yes", {"selected": ["yes"]}, {"text": "yes"}, {"remember": "session"}]
+    with server.running():
+        resumed = server.ask("POST", f"{path}/resume")[0]
+        doubt = server.look(path, until="suspended")["questions"][0]["id"]
+        said = [server.ask("POST", f"{path}/answers", {"answers": {doubt: answer}})[0] for answer in yes]
+        odd = server.ask("POST", f"{path}/answers", {"answers": {doubt: "maybe"}})[0]
+        before = list(DONE)
+        agreed = server.ask("POST", f"{path}/answers", {"answers": {doubt: "yes"}}, of="root")[0]
+        done = server.look(path, until="completed")
+
+    assert (202, "doubt:") == (resumed, doubt[:6])
+    assert {403, 409} >= set(said)
+    assert [403, 403] == said[:2]
+    assert 409 == odd
+    assert (["Rome on Friday"], ["Rome on Friday"] * 2) == (before, DONE)
+    assert (202, "deployed to Rome on Friday") == (agreed, done["output"])
+
+
+def test_conversations_of_two_callers_who_name_them_alike_are_two(tmp_path: Path) -> None:
+    from stepengine.sessions import MemorySessions
+
+    seen: list[int] = []
+
+    def counting(ctx):
+        seen.append(len(ctx.agent_state.message_history))
+        yield STEP
+        return "ok"
+
+    kept = MemorySessions()
+    engine = Engine(
+        [AgentDefinition("counting", model="anthropic/claude-sonnet-4-5", handle_steps=counting)],
+        models=ScriptedModel(["Well."] * 9),
+        sessions=kept,
+    )
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    secrets = {name: tokens.add(name, SCOPES) for name in ("ann", "bob")}
+    with TestClient(app(engine, runs=tmp_path / "runs", tokens=tokens), base_url="http://localhost") as client:
+        for name in ("ann", "bob", "ann"):
+            body = {"agent": "counting", "prompt": "Hello", "session_id": "1"}
+            headers = {"authorization": f"Bearer {secrets[name]}"}
+            made = client.post("/runs", json=body, headers=headers).json()
+            for _ in range(500):
+                told = client.get(f"/runs/{made['run_id']}", headers=headers).json()
+                if told["status"] == "completed":
+                    break
+                time.sleep(0.02)
+            assert ("completed", "1") == (told["status"], told["session_id"]), told
+
+    assert seen[0] == seen[1] < seen[2]
+
+
+@pytest.mark.spec("studio:SV4")
+def test_who_may_not_answer_says_nothing_in_a_conversation_where_what_is_said_may_be_an_answer(tmp_path: Path) -> None:
+    from stepengine.sessions import MemorySessions
+
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    headers = {"authorization": f"Bearer {tokens.add('ann', ['run', 'read'])}"}
+    told = []
+    for number, sessions in enumerate((MemorySessions(), None)):
+        engine = Engine(AGENTS, models=ScriptedModel(["Well."]), sessions=sessions)
+        served = app(engine, runs=tmp_path / str(number), tokens=tokens)
+        with TestClient(served, base_url="http://localhost") as client:
+            for session in ("1", None):
+                body = {"agent": "sleeping", "prompt": "yes", "session_id": session}
+                told.append(client.post("/runs", json=body, headers=headers).status_code)
+
+    assert [403, 202, 202, 202] == told
+
+
+def test_users_of_an_application_come_in_by_its_own_check(tmp_path: Path) -> None:
+    def known(request: Any) -> Caller | None:
+        name = request.headers.get("x-user")
+        return Caller(name, {"read", "run"}) if name in ("ann", "bob") else None
+
+    engine = Engine(AGENTS, models=ScriptedModel(["Well."]))
+    served = app(engine, runs=tmp_path / "runs", authenticate=known)
+    with TestClient(served, base_url="http://localhost") as client:
+        made = client.post("/runs", json={"agent": "sleeping"}, headers={"x-user": "ann"})
+        path = f"/runs/{made.json()['run_id']}"
+        found = [client.get(path, headers={"x-user": name}).status_code for name in ("ann", "bob", "eve")]
+
+    assert 202 == made.status_code
+    assert [200, 404, 401] == found
+
+
+def test_two_servers_of_one_place_pass_on_what_is_said(tmp_path: Path) -> None:
+    """
+    The second one has no run in hands: it shows them from their journals.
+    """
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    headers = {"authorization": f"Bearer {tokens.add('ann', SCOPES)}"}
+    made = [
+        app(
+            Engine(AGENTS, models=ScriptedModel(["Well."] * 9)),
+            runs=tmp_path / "runs",
+            tokens=tokens,
+            wait_for_answers=30,
+            drain=0,
+        )
+        for _ in range(2)
+    ]
+    DONE.clear()
+    with (
+        TestClient(made[0], base_url="http://localhost") as one,
+        TestClient(made[1], base_url="http://localhost") as two,
+    ):
+        path = (
+            f"/runs/{one.post('/runs', json={'agent': 'asking', 'prompt': 'Rome'}, headers=headers).json()['run_id']}"
+        )
+        for _ in range(500):
+            questions = two.get(path, headers=headers).json()["questions"]
+            if questions:
+                break
+            time.sleep(0.02)
+        answered = two.post(f"{path}/answers", json={"answers": {questions[0]["id"]: "Friday"}}, headers=headers)
+        for _ in range(500):
+            told = two.get(path, headers=headers).json()
+            if told["status"] == "completed":
+                break
+            time.sleep(0.02)
+        events = two.get(f"{path}/events", headers=headers).text
+
+    assert 202 == answered.status_code
+    assert "deployed to Rome on Friday" == told["output"]
+    assert ["Rome on Friday"] == DONE
+    assert "event: run_finished" in events
+
+
+@pytest.mark.spec("studio:SV3", "interfaces:IF16")
+def test_the_result_of_a_deferred_tool_reaches_the_server_that_has_the_run_from_another_one(tmp_path: Path) -> None:
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    headers = {"authorization": f"Bearer {tokens.add('ann', SCOPES)}"}
+    made = [
+        app(Engine(AGENTS, models=ScriptedModel(["Well."] * 9)), runs=tmp_path / "runs", tokens=tokens, drain=0)
+        for _ in range(2)
+    ]
+    with (
+        TestClient(made[0], base_url="http://localhost", headers=headers) as one,
+        TestClient(made[1], base_url="http://localhost", headers=headers) as two,
+    ):
+        run = one.post("/runs", json={"agent": "talking"}).json()["run_id"]
+        journal = FileJournal(tmp_path / "runs" / f"{run}.jsonl")
+        until(lambda: journal.is_there() and journal.history().waiting)
+        given = two.post(f"/runs/{run}/tool-results/c1", json={"result": "from afar"})
+        ended = until(lambda: next((v for v in [two.get(f"/runs/{run}").json()] if v["status"] == "completed"), None))
+        late = one.post(f"/runs/{run}/tool-results/c1", json={"result": "from afar"})
+
+    assert (202, 409) == (given.status_code, late.status_code), given.text
+    assert "from afar" == ended["output"]
+
+
+def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) -> None:
+    from stepengine.server.ledger import Ledger
+    from stepengine.server.runs import Runs, WantedRun
+
+    written: list[int] = []
+    write = Ledger.write
+
+    async def started() -> int:
+        engine = Engine(AGENTS, models=ScriptedModel(["Well."]))
+        runs = Runs(engine, tmp_path / "runs", max_live=200, wait_for_answers=0, drain=0)
+        await runs.open()
+        caller = Caller("ann", {"run"})
+        made = await asyncio.gather(*[runs.start(caller, WantedRun(agent="receiving")) for _ in range(100)])
+        await runs.close()
+        await engine.aclose()
+        return len({run for run, _ in made})
+
+    def counted(self: Ledger, acts: Any) -> list[Any]:
+        given = list(acts)
+        written.append(len(given))
+        return write(self, given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "write", counted)
+        assert 100 == asyncio.run(started())
+
+    assert 100 == written[0], "one by one they would be a hundred looks at the disk"
+
+
+@pytest.mark.spec("studio:SV13")
+def test_nothing_is_taken_for_a_run_whose_end_is_written_down_while_its_row_is_read(tmp_path: Path) -> None:
+    from stepengine.server.runs import Runs, WantedRun
+
+    may_end = threading.Event()
+
+    @tool
+    def wait() -> str:
+        """Wait."""
+        assert may_end.wait(30)
+        return "waited"
+
+    def waiting(ctx):
+        yield from call(wait)
+
+    async def told() -> list[str]:
+        engine = Engine([AgentDefinition("waiting", tools=[wait], handle_steps=waiting)])
+        runs = Runs(engine, tmp_path / "runs", drain=0)
+        await runs.open()
+        caller = Caller("ann", {"run"})
+        run, _ = await runs.start(caller, WantedRun(agent="waiting"))
+        loop, find = asyncio.get_running_loop(), Ledger.find
+
+        def slowly(self: Ledger, wanted: str) -> Any:
+            """
+            Read the row, and give it when the end of the run is written down.
+            """
+            row = find(self, wanted)
+            may_end.set()
+            asyncio.run_coroutine_threadsafe(runs.noted(wanted), loop).result(30)
+            return row
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ledger, "find", slowly)
+            statuses = [(await runs.find(caller, run)).status for _ in range(2)]
+        await runs.close()
+        await engine.aclose()
+        return statuses
+
+    assert ["completed", "completed"] == asyncio.run(told())
+
+
+@pytest.mark.deep
+def test_an_answer_that_comes_while_a_run_is_suspended_for_want_of_it_is_taken_at_whatever_moment(
+    tmp_path: Path,
+) -> None:
+    with House(tmp_path, wait_for_answers=0.03, max_live=1_000).open() as house, house.client() as client:
+        told = []
+        for moment in range(150):
+            run = started(client)
+            question = question_of(client, run)
+            time.sleep(0.0004 * moment)
+            told.append(client.post(f"/runs/{run}/answers", json={"answers": {question: str(moment)}}).status_code)
+            assert f"hi: {moment}" == ended(client, run)["output"]
+
+    assert [202] * 150 == told

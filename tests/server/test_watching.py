@@ -1,0 +1,453 @@
+"""
+Who watches a run sees all of it, once, whatever server is asked, and whichever of them had the run meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+pytest.importorskip("starlette")
+
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, tool
+from stepengine.data.messages import ToolResult
+from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.events import Event, RunFinished, RunStarted, ToolFinished
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow_events
+from stepengine.journal.watching import Projection, Watch
+from stepengine.redaction import GIVEN
+from stepengine.server import runs, watching
+from stepengine.server.showing import event_json, sse
+from stepengine.server.watching import Following, Had, JournalSoFar, Shared, is_told, key_of, live_events
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+
+from .house import House, ended, started, until
+
+pytestmark = pytest.mark.spec("studio:SV3")
+
+
+@tool
+def look(path: str) -> str:
+    """Look at a file."""
+    return f"{path} is empty"
+
+
+def help_steps(ctx):
+    yield STEP
+    yield from Perform(str.upper, "b")
+    yield STEP
+
+
+def review(ctx):
+    yield STEP
+    yield from Parallel(*[AgentCall("helper", name) for name in "abc"])
+    yield from Perform(str.upper, "a")
+    if ctx.prompt == "Ask.":
+        yield from Ask("Go on?")
+    yield STEP
+
+
+HELPER = AgentDefinition("helper", model="x/small", tools=[look], handle_steps=help_steps)
+AGENTS = [
+    AgentDefinition("reviewer", model="x/big", tools=[look], spawnable_agents=[HELPER], handle_steps=review),
+    HELPER,
+]
+
+
+def reply(request: Any) -> Any:
+    calls = sum(message.role == "tool" for message in request.messages)
+    return text("Read.") if calls else tool_calls(tool_call("look", {"path": "a"}), tool_call("look", {"path": "b"}))
+
+
+def recorded(journal: Any) -> list[Event]:
+    live: list[Event] = []
+    with Engine(AGENTS, models=ScriptedModel([reply] * 50), observers=[live.append]) as engine:
+        assert "completed" == engine.run_sync("reviewer", "Go.", journal=journal).status
+    return live
+
+
+async def all_of(events: Any) -> list[Event]:
+    return [event async for event in events]
+
+
+def id_after(events: list[Event]) -> str | None:
+    had, place = Had.of(None), None
+    for event in events:
+        place = had.take(event)
+    return place
+
+
+def test_who_saw_any_part_of_a_run_live_gets_from_its_journal_what_is_missing_and_nothing_twice() -> None:
+    journal = MemoryJournal()
+    live = recorded(journal)
+    told = asyncio.run(all_of(follow_events(journal)))
+    keys = Counter(map(key_of, told))
+    assert {1} == set(keys.values())
+
+    for count in range(len(live) + 1):
+        seen = live[:count]
+        past = JournalSoFar(told, Had.of(id_after(seen)).marks or {})
+
+        assert keys == Counter([key_of(one) for one in (*seen, *past.new) if is_told(one)]), count
+
+
+def test_who_saw_any_part_of_the_journal_gets_the_rest_live_and_nothing_twice() -> None:
+    journal = MemoryJournal()
+    live = recorded(journal)
+
+    async def shown_live() -> Any:
+        for event in live:
+            yield event
+
+    async def both() -> None:
+        records = journal.records()
+        for count in range(3, len(records), 4):
+            # What is recorded up to now, while the process that has the run goes on; the reader has all but the newest of it.
+            kept = part(records[:count])
+            told = list(Projection().take(kept.history(), records[:count]))
+            seen = told[:-2]
+            shared = Shared(lambda _: kept)  # noqa: B023
+            rest = await all_of(live_events(shown_live(), shared.following("r"), Had.of(id_after(seen))))
+
+            assert keys == Counter([key_of(one) for one in (*seen, *rest) if is_told(one)]), count
+
+    keys = Counter([key_of(one) for one in live if is_told(one)])
+    assert {1} == set(keys.values())
+    asyncio.run(both())
+
+
+def part(records: Any) -> MemoryJournal:
+    journal = MemoryJournal()
+    writer = journal.writer()
+    for record in records:
+        writer.append(record)
+    writer.close()
+    return journal
+
+
+def read(
+    client: httpx2.Client, run: str, after: str | None, last: str = "", count: int = 1_000
+) -> list[tuple[str, dict[str, Any]]]:
+    """
+    Return the events behind an id up to one of a type, or so many, or all that there are; each with the id that it came with.
+    """
+    headers = {} if after is None else {"last-event-id": after}
+    found: list[tuple[str, dict[str, Any]]] = []
+    with client.stream("GET", f"/runs/{run}/events", headers=headers) as answer:
+        place = ""
+        for line in answer.iter_lines():
+            if line.startswith("id: "):
+                place = line.removeprefix("id: ")
+            elif line.startswith("data: "):
+                found.append((place, json.loads(line.removeprefix("data: "))))
+                place = ""
+                if len(found) == count or found[-1][1]["type"] == last:
+                    break
+    return found
+
+
+def types(events: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    return [event["type"] for _, event in events if event["type"] in watching.TOLD]
+
+
+def give_result(client: httpx2.Client, run: str, call: str) -> None:
+    assert 202 == client.post(f"/runs/{run}/tool-results/{call}", json={"result": "a table"}).status_code
+
+
+WHOLE = ["run_started", "tool_started", "tool_finished", "run_finished"]
+
+
+def test_the_first_who_watches_a_run_that_went_on_after_a_stop_sees_what_was_before_and_no_end_in_between(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path)
+    with house.open(), house.client() as client:
+        run = started(client, "booker")
+        before = read(client, run, None, "tool_started")
+    with house.open(), house.client() as client:
+        until(lambda: client.get(f"/runs/{run}").json()["epoch"])
+        first = read(client, run, None, "phase_changed")
+        call = next(event["tool_call_id"] for _, event in first if event["type"] == "tool_started")
+        give_result(client, run, call)
+        assert "completed" == ended(client, run)["status"]
+        came_back, again = read(client, run, before[-1][0]), read(client, run, first[-1][0])
+        late = read(client, run, None)
+
+    assert "tool_started" in types(before)
+    assert WHOLE == types([one for one in late if not one[1].get("resumed")])
+    assert ["run_started", "tool_started"] == types([one for one in first if not one[1].get("resumed")])
+    assert [True] == [event["resumed"] for _, event in first if event.get("resumed")]
+    for rest in (came_back, again):
+        assert ["tool_finished", "run_finished"] == types([one for one in rest if not one[1].get("resumed")])
+        assert "events_dropped" not in [event["type"] for _, event in rest]
+
+
+@pytest.fixture
+def houses(tmp_path: Path) -> Iterator[list[House]]:
+    with ExitStack() as stack:
+        first = House(tmp_path)
+        yield [stack.enter_context(one.open()) for one in (first, copy(first))]
+
+
+def test_who_asks_two_servers_by_turns_sees_each_event_once(houses: list[House]) -> None:
+    clients = [one.client() for one in houses]
+    run = started(clients[0], "booker")
+    has_it = read(clients[0], run, None, "tool_started")
+    call = next(event["tool_call_id"] for _, event in has_it if event["type"] == "tool_started")
+    seen = read(clients[0], run, None, count=1)
+    seen += read(clients[1], run, seen[-1][0], count=1)
+    while types(seen)[-1] != "tool_started":
+        seen += read(clients[0], run, seen[-1][0], count=1)
+    give_result(clients[0], run, call)
+    ended(clients[0], run)
+    for turn in range(100):
+        more = read(clients[(turn + 1) % 2], run, seen[-1][0], count=1)
+        seen += more
+        if not more or more[-1][1]["type"] == "run_finished":
+            break
+    for one in clients:
+        one.close()
+
+    assert WHOLE == types(seen)
+    assert 2 == len({event["epoch"] for _, event in seen})
+    assert "events_dropped" not in [event["type"] for _, event in seen]
+
+
+def test_all_who_follow_a_journal_share_what_was_made_of_it_until_nobody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    recorded(FileJournal(path))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-5]))
+    made: list[object] = []
+
+    class Counted(watching.Watch):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(watching, "Watch", Counted)
+    monkeypatch.setattr(watching, "IDLE_SECONDS", 0.0)
+
+    async def main() -> list[list[str]]:
+        shared = Shared(lambda _: FileJournal(path))
+        readers = [
+            asyncio.create_task(all_of(shared.following("r").events(Had.of(None), stay=True))) for _ in range(20)
+        ]
+        while shared.following("r").readers < 20:  # noqa: ASYNC110 - they begin by themselves
+            await asyncio.sleep(0.01)
+        with path.open("ab") as file:
+            file.write(b"".join(lines[-5:]))
+        found = await asyncio.gather(*readers)
+        back = await all_of(shared.following("r").events(Had.of(found[0][-3].id), stay=True))
+        assert [event.id for event in found[0][-2:]] == [event.id for event in back]
+        assert 1 == len(made)
+        shared.drop_idle()
+        await all_of(shared.following("r").events(Had.of(None), stay=True))
+        shared.close()
+        return [[event.id for event in one] for one in found]
+
+    found = asyncio.run(main())
+    assert 2 == len(made)
+    assert {tuple(found[0])} == set(map(tuple, found))
+    assert found[0] == [event.id for event in asyncio.run(all_of(follow_events(FileJournal(path))))]
+
+
+def test_a_reader_that_goes_while_the_journal_is_read_leaves_the_next_one_everything_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A thread cannot be cancelled: it reads on when its reader has gone, and beside it nobody may.
+    """
+    journal = FileJournal(tmp_path / "r.jsonl")
+    recorded(journal)
+    look, reading, at_once = Watch.look, list[Watch](), set[int]()
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(watch: Watch) -> list[Event]:
+        reading.append(watch)
+        at_once.add(len(reading))
+        begun.set()
+        try:
+            assert goes_on.wait(30)
+            return look(watch)
+        finally:
+            reading.remove(watch)
+
+    async def main() -> list[Event]:
+        following = Following(journal)
+        gone, comes = [asyncio.create_task(all_of(following.events(Had.of(None), stay=False))) for _ in range(2)]
+        assert await asyncio.to_thread(begun.wait, 30)
+        gone.cancel()
+        await asyncio.wait([gone])
+        # The next one asks as soon as it may.
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await asyncio.to_thread(lambda: None)
+        goes_on.set()
+        found = await asyncio.wait_for(comes, 30)
+        following.close()
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "look", slow)
+        found = asyncio.run(main())
+
+    assert {1} == at_once
+    assert [event.id for event in asyncio.run(all_of(follow_events(journal)))] == [event.id for event in found]
+
+
+def test_who_comes_late_gets_what_is_not_kept_any_more_from_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = MemoryJournal()
+    recorded(journal)
+    whole = asyncio.run(all_of(follow_events(journal)))
+    monkeypatch.setattr(watching, "MOST_KEPT", 10)
+    path = tmp_path / "run.jsonl"
+
+    async def main() -> None:
+        shared = Shared(lambda _: FileJournal(path))
+        following = shared.following("r")
+        first = asyncio.create_task(all_of(following.events(Had.of(None), stay=True)))
+        with path.open("ab", buffering=0) as file:
+            for line in journal.lines():
+                file.write(line)
+                await following.past(Had.of(None))
+        assert whole[-1].id == (await first)[-1].id
+        for count in range(len(whole) + 1):
+            had = Had.of(id_after(whole[:count]))
+            rest = await all_of(following.events(had, stay=True))
+            assert [event.id for event in whole[count:]] == [event.id for event in rest]
+            past, _, place = await following.past(had)
+            assert [event.id for event in whole[count:]] == [event.id for event in past.new]
+            assert len(whole) - 1 == place
+        shared.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("place", ["run.jsonl", "runs.db"])
+def test_whether_somebody_has_a_run_is_known_without_reading_it(tmp_path: Path, place: str) -> None:
+    path = tmp_path / place
+    journal = SqliteJournal(path, "one") if place == "runs.db" else FileJournal(path)
+    before = journal.is_held()
+    writer = journal.writer()
+    during = journal.is_held(), journal.is_held()
+    writer.close()
+
+    assert (False, (True, True), False) == (before, during, journal.is_held())
+
+
+def _is_begun(journal: Any) -> bool:
+    return bool(journal.is_there() and journal.history().open_questions())
+
+
+@pytest.mark.parametrize("place", ["runs", "runs.db"])
+def test_a_start_that_another_server_keeps_first_is_that_run_and_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """
+    The other one sees the promise on the disk before the first one has begun what it promised.
+    """
+    monkeypatch.setattr(runs, "BEGUN_SECONDS", 0.0)
+    first = House(tmp_path, runs=tmp_path / place)
+    second = copy(first)
+    begin, slow = runs.Runs._begin, list[runs.Runs]()
+
+    async def late(self: runs.Runs, row: Any) -> None:
+        slow.append(self)
+        while self is slow[0] and not _is_begun(self.journal(row.run)):  # noqa: ASYNC110 - another server does so
+            await asyncio.sleep(0.01)
+        await begin(self, row)
+
+    monkeypatch.setattr(runs.Runs, "_begin", late)
+    with first.open(), first.client() as one, second.open():
+        run = started(one, "asker")
+        until(lambda: one.get(f"/runs/{run}").json()["questions"])
+
+        assert len(set(map(id, slow))) == 2
+        assert [run] == [seen["run_id"] for seen in one.get("/runs").json()["runs"]]
+
+
+@pytest.mark.deep
+def test_of_a_run_that_another_server_has_nothing_is_read_until_that_one_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_by: list[str] = []
+    ended_of = runs._recorded_end
+    monkeypatch.setattr(runs, "_recorded_end", lambda journal: (read_by.append(journal.name), ended_of(journal))[1])
+    looks: list[object] = []
+    left_alone = runs.Runs._left_alone
+    monkeypatch.setattr(
+        runs.Runs, "_left_alone", lambda self, *a, **o: (looks.append(self), left_alone(self, *a, **o))[1]
+    )
+    first = House(tmp_path)
+    second = copy(first)
+    with second.open(), second.client() as client:
+        with first.open(), first.client() as one:
+            run = started(one, "booker")
+            read(one, run, None, "tool_started")
+            seen = len(looks)
+            until(lambda: len(looks) > seen + 4)
+            assert [] == read_by
+        until(lambda: client.get(f"/runs/{run}").json()["epoch"])
+
+    assert 1 == len(read_by)
+
+
+def test_who_watches_without_the_scope_debug_is_shown_what_tools_gave_and_no_final_state() -> None:
+    tool_result = ToolFinished(tool_name="t", result=ToolResult.text("given"), run_id="r", epoch="00000000", index=1)
+    shown = event_json(tool_result)
+
+    assert "given" in json.dumps(shown["result"])
+    assert "result" not in event_json(RunFinished(result=RunResult(status=RunStatus.COMPLETED, state=AgentState())))
+
+
+async def test_events_that_are_there_go_out_together() -> None:
+    shown = [RunStarted(own_id="r", agent_id="a", run_id="r", epoch="00000000", index=number) for number in range(20)]
+
+    async def events() -> Any:
+        for event in shown:
+            yield event
+
+    pieces = [piece async for piece in sse(events(), None, had=Had.of(None), full=False, stopping=asyncio.Event())]
+
+    assert "retry: 2000\n\n" == pieces[0]
+    assert 2 == len(pieces)
+    assert 20 == pieces[1].count("data: ")
+
+
+@pytest.mark.spec("interfaces:IF18")
+@pytest.mark.parametrize(
+    "key", ["shop-0123456789abcdef", 'shop-"01234\\56789', "shop-01234\n56789", "shop-0123é456789"]
+)
+@pytest.mark.parametrize("around", ["{}", "it is {}."])
+async def test_no_event_shows_a_key_that_the_process_knows(key: str, around: str) -> None:
+    async def events() -> Any:
+        yield RunStarted(own_id="r", agent_id="a", prompt=around.format(key), run_id="r", epoch="00000000")
+        yield RunStarted(
+            own_id="r", agent_id="a", params={"list": [key, {key: 1}]}, run_id="r", epoch="00000000", index=1
+        )
+
+    GIVEN.tell(key, "SHOP_KEY")
+    try:
+        pieces = [piece async for piece in sse(events(), None, had=Had.of(None), full=False, stopping=asyncio.Event())]
+    finally:
+        GIVEN.forget()
+
+    told = "".join(pieces)
+    assert 3 == told.count("<redacted:SHOP_KEY>")
+    assert key not in told
+    assert json.dumps(key)[1:-1] not in told

@@ -1,0 +1,81 @@
+"""The tools of the engine itself: tools like any other, whoever carries them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import AgentDefinition, Engine, StepContext, Steps, Tool, call
+from stepengine.data.tools import Ordinary, ToolSpec
+from stepengine.errors import ToolError
+from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools.bundled import agent_tool, ask_user_tool, control_tools, spawn_tools, task_tool
+from stepengine.tools.signatures import body_of
+from stepengine.tools.spawning import BUILT_IN
+
+KID = AgentDefinition("kid", description="Helps.", model="t/m")
+TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
+
+
+def test_whatever_carries_a_tool_out_its_author_holds_a_tool() -> None:
+    given = [
+        *control_tools(),
+        *spawn_tools(inline=True, lookup=True),
+        ask_user_tool(),
+        task_tool([KID]),
+        agent_tool(KID),
+    ]
+    for tool in [*given, *BUILT_IN.values()]:
+        assert type(tool) is Tool
+        assert type(tool.spec) is ToolSpec
+        assert type(tool.binding().runs) is not Ordinary
+        assert tool.binding().spec is tool.spec
+        with pytest.raises(ToolError, match=f"tool '{tool.name}' is carried out by a run"):
+            tool.fn({})
+
+
+async def test_a_handler_calls_a_tool_that_a_run_carries_out_as_it_calls_any_other() -> None:
+    todos, task = BUILT_IN["write_todos"], task_tool([KID])
+
+    def handle_steps(ctx: StepContext) -> Steps[list[Any]]:
+        done = yield from call(todos, todos=TODOS)
+        said = yield from call(task, agent="kid", prompt="hi")
+        return [done, said]
+
+    agent = AgentDefinition("caller", handle_steps=handle_steps, tools=[task])
+    result = await Engine([agent], models=ScriptedModel([text("hello")])).run(agent)
+
+    assert result.output == ["1 of 2 done.", "hello"]
+
+
+@pytest.mark.spec("generator-contract:T2")
+@pytest.mark.parametrize("tools", [["write_todos"], control_tools()], ids=["by name", "as tools"])
+async def test_what_a_model_gives_is_mended_however_its_agent_was_given_the_tool(
+    tools: list[str | Tool[..., object]],
+) -> None:
+    agent = AgentDefinition("writer", model="t/m", tools=tools)
+    replies = [tool_call("write_todos", {"todos": '[{"task": "a", "completed": true}]'}), text("done")]
+    result = await Engine([agent], models=ScriptedModel(replies)).run(agent, "go")
+
+    assert [c.result.text for c in result.tool_calls] == ["1 of 1 done."]
+
+
+@pytest.mark.parametrize("where", ["engine", "agent"])
+async def test_a_tool_of_the_authors_stands_in_the_place_of_the_built_in_one_of_its_name(where: str) -> None:
+    own: Tool[..., Any] = Tool("write_todos", "Mine.", {}, lambda given: "mine")
+    tools: list[Any] = [own] if where == "agent" else ["write_todos"]
+    agent = AgentDefinition("writer", model="t/m", tools=tools)
+    model = ScriptedModel([tool_call("write_todos", {}), text("done")])
+    engine = Engine([agent], tools=[own] if where == "engine" else [], models=model)
+    result = await engine.run(agent, "go")
+
+    assert [c.result.text for c in result.tool_calls] == ["mine"]
+    assert [spec.description for spec in model.calls[0].tools] == ["Mine."]
+
+
+def test_what_a_run_carries_out_has_the_body_that_looking_at_its_function_would_give() -> None:
+    body = BUILT_IN["end_turn"].body
+
+    assert attrs.astuple(body_of(body.fn), recurse=False) == attrs.astuple(body, recurse=False)

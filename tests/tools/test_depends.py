@@ -1,0 +1,153 @@
+"""Dependencies: how they are made, shared, overridden and refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
+
+import pytest
+
+from stepengine.errors import DefinitionError
+from stepengine.tools.bundled import Depends, ResourceMap, ToolContext, tool
+
+
+class Settings:
+    def __init__(self, ctx: ToolContext) -> None:
+        self.user = ctx.user_id
+
+
+def plain() -> str:
+    return "plain"
+
+
+async def asynchronous() -> str:
+    return "asynchronous"
+
+
+def generator() -> Iterator[str]:
+    yield "generator"
+
+
+async def async_generator() -> AsyncIterator[str]:
+    yield "async_generator"
+
+
+class Callable:
+    async def __call__(self) -> str:
+        return "object"
+
+
+@pytest.mark.spec("requirements:E23")
+@pytest.mark.parametrize(
+    "factory",
+    [plain, asynchronous, generator, async_generator, Callable()],
+    ids=lambda f: getattr(f, "__name__", "object"),
+)
+@pytest.mark.parametrize("body", ["sync", "async"])
+async def test_every_kind_of_factory_serves_both_kinds_of_bodies(factory: Any, body: str) -> None:
+    def sync_body(x: Annotated[str, Depends(factory)]) -> str:
+        return x
+
+    async def async_body(x: str = Depends(factory)) -> str:
+        return x
+
+    made = tool(name="t")(async_body if body == "async" else sync_body)
+    assert (getattr(factory, "__name__", "object")) == (await made.execute({}, ToolContext.for_test())).text
+
+
+@pytest.mark.spec("requirements:E23", "requirements:E8")
+async def test_one_value_per_call_is_shared_unless_told_otherwise() -> None:
+    made: list[int] = []
+
+    def count() -> int:
+        made.append(1)
+        return len(made)
+
+    def nested(n: int = Depends(count)) -> int:
+        return n * 10
+
+    @tool(in_thread=False)
+    def body(a: int = Depends(count), b: int = Depends(nested), c: int = Depends(count, use_cache=False)) -> list[int]:
+        return [a, b, c]
+
+    assert [1, 10, 2] == (await body.execute({}, ToolContext.for_test())).data
+    assert [3, 30, 4] == (await body.execute({}, ToolContext.for_test())).data
+
+
+@pytest.mark.spec("requirements:E23")
+async def test_a_factory_may_take_the_context_and_be_a_class() -> None:
+    @tool
+    def body(settings: Settings = Depends(Settings)) -> str | None:  # noqa: B008
+        return settings.user
+
+    assert "u1" == (await body.execute({}, ToolContext.for_test(user_id="u1"))).text
+
+
+@pytest.mark.spec("requirements:E23")
+async def test_a_factory_is_overridden_without_touching_the_tool_and_may_use_the_original() -> None:
+    def url() -> str:
+        return "real"
+
+    def connection(where: str = Depends(url)) -> str:
+        return f"to {where}"
+
+    async def wrapped(original: str = Depends(url)) -> str:
+        return f"{original}-wrapped"
+
+    @tool
+    def body(c: str = Depends(connection)) -> str:
+        return c
+
+    ctx = ToolContext.for_test()
+    assert "to real" == (await body.execute({}, ctx)).text
+    assert "to fake" == (await body.execute({}, ctx, overrides={url: lambda: "fake"})).text
+    assert "to real-wrapped" == (await body.execute({}, ctx, overrides={url: wrapped})).text
+    assert "all fake" == (await body.execute({}, ctx, overrides={connection: lambda: "all fake"})).text
+
+
+@pytest.mark.parametrize("yields", [0, 2])
+async def test_a_generator_that_does_not_yield_once_is_an_error(yields: int) -> None:
+    def odd() -> Iterator[int]:
+        yield from range(yields)
+
+    @tool(in_thread=False)
+    def body(x: int = Depends(odd)) -> int:
+        return x
+
+    result = await body.execute({}, ToolContext.for_test())
+    assert result.is_error
+    assert ("yielded nothing" if yields == 0 else "yielded again") in result.text
+
+
+def test_a_factory_that_cannot_be_filled_in_is_refused() -> None:
+    def needs(x: int) -> int:
+        return x
+
+    with pytest.raises(DefinitionError, match="parameter 'x'"):
+        tool(name="t")(lambda v=Depends(needs): v)  # noqa: B008
+    with pytest.raises(DefinitionError, match="not 3"):
+        Depends(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.spec("requirements:E8")
+def test_resources_are_filed_by_type() -> None:
+    resources = ResourceMap([3, "x"])
+    resources.insert(True, as_type=object)
+
+    assert (3, "x", True, None) == (resources.get(int), resources.get(str), resources.get(object), resources.get(float))
+    assert int in resources
+    assert 3 == resources.remove(int)
+    assert (None, None, 2) == (resources.get(int), resources.remove(int), len(resources))
+
+
+@pytest.mark.spec("requirements:E6")
+def test_the_context_carries_identity_and_lineage() -> None:
+    names = (
+        "session_id", "run_id", "agent_id", "agent_name", "agent_description", "tool_call_id", "parent_session_id",
+        "parent_tool_call_id",
+    )  # fmt: skip
+    ctx = ToolContext.for_test(**{name: name for name in names}, ancestor_run_ids=["a", "b"])
+
+    assert list(names) == [getattr(ctx, name) for name in names]
+    assert ("a", "b") == ctx.ancestor_run_ids
+    assert (None, None) == (ToolContext().parent_session_id, ToolContext().parent_tool_call_id)

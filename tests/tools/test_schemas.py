@@ -1,0 +1,636 @@
+"""The validator for JSON Schemas: what fits, what does not, and what it refuses to promise."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jsonschema
+import pytest
+
+from stepengine.data.json import freeze, freeze_object
+from stepengine.errors import DefinitionError, ToolInputError
+from stepengine.tools.bundled import Tool
+from stepengine.tools.schemas import JsonSchema
+
+TREE = {
+    "type": "object",
+    "properties": {"kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+    "additionalProperties": False,
+}
+
+NO_OTHERS: dict[str, Any] = {"additionalProperties": False}
+
+CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    ({"type": "integer"}, [1, 1.0, -3], [1.5, True, "1", None]),
+    ({"type": "number"}, [1, 1.5], [False, "1"]),
+    ({"type": ["string", "null"]}, ["", None], [0]),
+    ({"type": "boolean"}, [True], [1]),
+    ({"enum": [1, "a", None, [1]]}, [1, 1.0, "a", None, [1]], [True, "b", [1, 2]]),
+    ({"const": {"a": 1}}, [{"a": 1}], [{"a": True}, {}]),
+    ({"minimum": 1, "maximum": 3}, [1, 3, "no number"], [0, 4]),
+    ({"exclusiveMinimum": 1, "exclusiveMaximum": 3}, [2], [1, 3]),
+    ({"multipleOf": 2}, [4], [3]),
+    ({"type": "string", "minLength": 1, "maxLength": 2, "pattern": "^a"}, ["a", "ab"], ["", "b", "abc"]),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}, [[1]], [[], [1, 2, 3], ["a"]]),
+    ({"uniqueItems": True}, [[1, 2]], [[1, 1], [{"a": 1}, {"a": 1}]]),
+    ({"prefixItems": [{"type": "integer"}], "items": {"type": "string"}}, [[1, "a"], []], [["a"], [1, 2]]),
+    ({"anyOf": [{"type": "integer"}, {"minLength": 2}]}, [1, "ab"], ["a"]),
+    ({"oneOf": [{"type": "integer"}, {"minimum": 5}]}, [1, 5.5], [7, 0.5]),
+    ({"allOf": [{"minimum": 1}, {"maximum": 3}]}, [2], [0, 4]),
+    ({"not": {"type": "string"}}, [1], ["a"]),
+    (
+        {"type": "object", "required": ["a"], "minProperties": 1, "maxProperties": 2},
+        [{"a": 1}],
+        [{}, {"a": 1, "b": 2, "c": 3}],
+    ),
+    (
+        {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+        [{"a": 1, "b": "x"}],
+        [{"b": 1}],
+    ),
+    (
+        {"patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": False},
+        [{"x1": 1}],
+        [{"x1": "a"}, {"y": 1}],
+    ),
+    ({"additionalProperties": False}, [{}, 1], [{"a": {"b": 1}}]),
+    ({"additionalProperties": {"additionalProperties": False}}, [{"a": {}}], [{"a": {"b": 1}}]),
+    ({"propertyNames": {"maxLength": 1}}, [{"a": 1}], [{"ab": 1}]),
+    ({"$ref": "#/$defs/tree"}, [{"kids": [{"kids": []}]}], [{"kids": [{"x": 1}]}]),
+    ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, [{}, {"a": 1, "b": 1}], [{"a": 1}]),
+    ({"contains": {"const": 1}, "minContains": 2}, [[1, 1]], [[1], []]),
+    ({"dependentRequired": {"a": ["b"]}}, [{"b": 1}, {"a": 1, "b": 1}], [{"a": 1}]),
+    (
+        {"$ref": "#/$defs/tree", "properties": {"x": {}}, "unevaluatedProperties": False},
+        [{"kids": []}],
+        [{"y": 1}],
+    ),
+    (
+        {
+            "if": {"required": ["a"]},
+            "then": {"properties": {"a": {}, "b": {}}},
+            "else": {"properties": {"c": {}}},
+            "unevaluatedProperties": False,
+        },
+        [{"a": 1, "b": 1}, {"c": 1}],
+        [{"a": 1, "c": 1}, {"b": 1}],
+    ),
+    (
+        {
+            "allOf": [{"properties": {"a": {}}, "additionalProperties": {"type": "integer"}}],
+            "unevaluatedProperties": False,
+        },
+        [{"a": "x", "b": 1}],
+        [{"b": "x"}],
+    ),
+    (
+        {"dependentSchemas": {"a": {"patternProperties": {"^.$": {}}}}, "unevaluatedProperties": False},
+        [{"a": 1, "b": 1}, {}],
+        [{"a": 1, "bb": 1}, {"b": 1}],
+    ),
+    ({"$ref": "#twig"}, ["a"], [1]),
+    ({"$ref": "#/$defs/never"}, [], [1, {}]),
+    ({"multipleOf": 0.01}, [4.35, 19.99, 1], [0.005]),
+    ({"dependentSchemas": {"a": {"required": ["b"]}}}, [{"b": 1}, {"a": 1, "b": 1}], [{"a": 1}]),
+    ({"dependencies": {"a": ["b"], "c": {"required": ["d"]}}}, [{"a": 1, "b": 1}], [{"a": 1}, {"c": 1}]),
+    ({"prefixItems": [{}], "contains": {"const": 1}, "unevaluatedItems": {"const": 2}}, [[0, 1, 2]], [[1, 3]]),
+    ({"const": {"$ref": "https://example.com/x"}}, [{"$ref": "https://example.com/x"}], [{}]),
+    ({"type": "string", "nullable": True, "example": "a"}, ["a"], [None]),
+    (False, [], [1]),  # type: ignore[list-item]
+]
+
+DRAFT_7 = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "properties": {
+        "v": {"items": [{"$ref": "#/definitions/name"}, {"type": "integer"}], "additionalItems": False},
+        "w": {"dependencies": {"a": ["b"]}},
+    },
+    "definitions": {"name": {"type": "string"}},
+}
+
+
+def tool_for(schema: Any) -> Tool[..., Any]:
+    return Tool(
+        "t",
+        "",
+        {
+            "properties": {"v": schema},
+            "$defs": {"tree": TREE, "twig": {"$anchor": "twig", "type": "string"}, "never": False},
+        },
+        lambda value: value,
+    )
+
+
+def fits(made: Tool[..., Any], value: Any) -> bool:
+    try:
+        made.binding().validate(freeze_object({"v": value}))
+    except ToolInputError as error:
+        return not all(issue.startswith("v") for issue in error.issues)
+    return True
+
+
+def accepts(made: Tool[..., Any], value: Any) -> bool:
+    try:
+        made.binding().validate(freeze_object({"v": value}))
+    except ToolInputError:
+        return False
+    return True
+
+
+@pytest.mark.spec("requirements:E3", "requirements:E2")
+@pytest.mark.parametrize(("schema", "good", "bad"), CASES, ids=[str(c[0])[:40] for c in CASES])
+def test_what_fits_a_schema_is_accepted_and_what_does_not_is_refused_with_its_place(
+    schema: Any, good: Any, bad: Any
+) -> None:
+    made = tool_for(schema)
+
+    assert (good, []) == ([v for v in good if fits(made, v)], [v for v in bad if fits(made, v)])
+
+
+@pytest.mark.spec("requirements:E2")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"v": ["a", 1], "w": {"a": 1, "b": 1}}, ()),
+        ({"v": [1]}, ("v.0: should be string, not integer",)),
+        ({"v": ["a", "b"]}, ("v.1: should be integer, not string",)),
+        ({"w": {"a": 1}}, ("w.b: is required",)),
+    ],
+)
+def test_a_schema_of_an_old_draft_is_read_as_it_says(given: Any, said: tuple[str, ...]) -> None:
+    made = Tool("t", "", DRAFT_7, lambda value: value)
+    issues: tuple[str, ...] = ()
+    try:
+        made.binding().validate(freeze_object(given))
+    except ToolInputError as error:
+        issues = error.issues
+
+    assert said == issues
+
+
+@pytest.mark.spec("ecosystem:EC28")
+def test_the_validator_is_imported_for_the_first_raw_schema_and_not_before() -> None:
+    program = (
+        "import sys, stepengine, stepengine.tools.bundled\n"
+        "stepengine.Engine()\n"
+        "@stepengine.tool\ndef add(a: int) -> int:\n    '''Add.'''\n    return a\n"
+        "before = 'jsonschema' in sys.modules\n"
+        "stepengine.Tool('t', '', {}, lambda value: value)\n"
+        "print(before, 'jsonschema' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert "False True" == told.stdout.strip()
+
+
+@pytest.mark.spec("requirements:E2")
+@pytest.mark.parametrize(
+    ("pattern", "found", "not_found"),
+    [
+        (r"^\d+$", ["12"], ["٣", "1\n", ""]),
+        (r"^\w+$", ["aZ_9"], ["é", "a b"]),
+        (r"^[\w.-]+$", ["a.b-c"], ["é"]),
+        (r"^[^\W_]+$", ["a9"], ["_", "é"]),
+        (r"^\s$", ["\u00a0", "\ufeff", "\u2028", "\t", "\v"], ["\x85", "\u200b", "a"]),
+        (r"^\S+$", ["\x85", "a"], ["\ufeff", "a a"]),
+        (r"^[^\D5]$", ["4"], ["5", "a", "٣"]),
+        (r"^[a\-\d]$", ["a", "-", "7"], ["b"]),
+        (r"^[+-\d]$", ["+", "-", "7"], [",", "A"]),
+        (r"^\cA[\cB]\cz$", ["\x01\x02\x1a"], ["cAcBcz"]),
+        (r"^[[]a[&&b]$", ["[a&", "[ab"], ["[a[", "a"]),
+        (r"^[a[b]c]$", ["ac]", "[c]", "bc]"], ["a", "c"]),
+        (r"^[~~x]$", ["~", "x"], ["y"]),
+        (r"^[--a]$", ["-", "A", "a"], ["+", "b"]),
+        (r"^[+--]$", ["+", ",", "-"], ["."]),
+        (r"^[!#$%&'*+/=?^_`{|}~-]+$", ["&~-", "{}"], ["a"]),
+        (r"^\/\u00e9\x41\{\.$", ["/éA{."], ["/éA{x"]),
+        (r"^(?:a|(?<n>b)){2}?$", ["ab"], ["a"]),
+        (r"\bfoo\b", ["a foo b"], ["foob"]),
+        (r"^\p{L}{2}$", ["éa"], ["1a"]),
+        (r"b", ["abc"], ["a"]),
+        (r"^\\d$", ["\\d"], ["1"]),
+    ],
+)
+def test_a_pattern_means_what_it_does_in_javascript(pattern: str, found: list[str], not_found: list[str]) -> None:
+    text, name = tool_for({"pattern": pattern}), tool_for({"patternProperties": {pattern: {}}, **NO_OTHERS})
+
+    assert ([*found], []) == ([t for t in found if fits(text, t)], [t for t in not_found if fits(text, t)])
+    assert ([*found], []) == ([t for t in found if fits(name, {t: 1})], [t for t in not_found if fits(name, {t: 1})])
+
+
+@pytest.mark.spec("reliability:R23")
+def test_a_pattern_on_which_others_backtrack_costs_nothing() -> None:
+    made = tool_for({"pattern": "^(a+)+$", "patternProperties": {"^(a+)+$": {"type": "null"}}, **NO_OTHERS})
+    text = "a" * 5_000 + "b"
+
+    assert (False, False) == (fits(made, text), fits(made, {text: 1}))
+
+
+class Author:
+    """Writes schemas of one draft, and values that may fit them."""
+
+    def __init__(self, seed: int, draft: str, without: str = " ") -> None:
+        self._random = random.Random(seed)
+        self._draft = draft
+        self._words = [word for word in WORDS[draft] if without not in word.split()]
+
+    def value(self, depth: int = 3) -> Any:
+        kind = self._random.choice(("scalar", "list", "object")) if depth else "scalar"
+        if kind == "list":
+            return [self.value(depth - 1) for _ in range(self._random.randint(0, 3))]
+        if kind == "object":
+            return {name: self.value(depth - 1) for name in self._names(0)}
+        return self._random.choice((None, True, False, 0, 1, 2, 3, 1.0, 0.5, "", "a", "b", "ab", "b1"))
+
+    def schema(self, depth: int = 3) -> Any:
+        if not depth or self._random.random() < 0.1:
+            return {"type": self._types()} if self._draft == "4" else self._random.choice((True, False, {}))
+        words = self._random.choices(self._words, k=self._random.randint(1, 4))
+        made = {word: self._value_of(word, depth - 1) for part in words for word in part.split()}
+        if isinstance(made.get("items"), bool):  # beside which it fails on additionalItems
+            made.pop("additionalItems", None)
+        return made
+
+    def _value_of(self, word: str, depth: int) -> Any:
+        pick, some = self._random.choice, self._random.randint(1, 3)
+        forms, names = [self.schema(depth) for _ in range(some)], self._names(1)
+        made: dict[str, Callable[[], Any]] = {
+            "type": self._types,
+            "enum": lambda: [
+                *{repr(one).replace("1.0", "1"): one for one in [self.value(1) for _ in range(some)]}.values()
+            ],
+            "const": lambda: self.value(2),
+            "uniqueItems": lambda: pick((True, True, False)),
+            "pattern": lambda: pick(("^a", "b$", "[0-9]", "^$")),
+            "required": lambda: names,
+            "patternProperties": lambda: dict(zip(("^a", "b", "1"), forms, strict=False)),
+            "dependencies": lambda: {name: pick((names, *forms)) for name in names},
+            "dependentRequired": lambda: {name: self._names(0) for name in names},
+            "items": lambda: pick((*forms, *([forms] * (self._draft != "202012")))),
+            "$ref": lambda: pick(("#/$defs/one", "#/$defs/two")),
+            **dict.fromkeys(("properties", "dependentSchemas"), lambda: dict(zip(self._names(3), forms, strict=False))),
+            **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), lambda: forms),
+            **dict.fromkeys(("additionalProperties", "unevaluatedProperties"), lambda: pick((False, forms[0]))),
+            **dict.fromkeys(("additionalItems", "unevaluatedItems"), lambda: pick((False, forms[0]))),
+            **dict.fromkeys(("propertyNames", "contains", "not", "if", "then", "else"), lambda: forms[0]),
+        }
+        return made[word]() if word in made else self._random.randint(int(word == "multipleOf"), 3)
+
+    def _types(self) -> Any:
+        types = ("null", "boolean", "integer", "number", "string", "array", "object")
+        return self._random.choice((self._random.choice(types), self._random.sample(types, 3)))
+
+    def _names(self, fewest: int) -> list[str]:
+        return self._random.sample(("a", "b", "ab", "b1"), self._random.randint(fewest, 3))
+
+
+ALWAYS = (
+    *("type", "enum", "minimum", "maximum", "multipleOf", "minLength", "maxLength", "pattern", "uniqueItems"),
+    *("minItems", "maxItems", "minProperties", "maxProperties", "required", "properties", "patternProperties"),
+    *("additionalProperties", "properties additionalProperties", "patternProperties additionalProperties"),
+    *("items", "allOf", "anyOf", "oneOf", "not"),
+)
+OLD = (*ALWAYS, "items additionalItems", "dependencies")
+SINCE_6 = ("const", "exclusiveMinimum", "exclusiveMaximum", "contains", "propertyNames")
+SINCE_7 = (*SINCE_6, "if then", "if else", "if then else")
+WORDS = {
+    "4": OLD,
+    "6": (*OLD, *SINCE_6),
+    "7": (*OLD, *SINCE_7),
+    "202012": (
+        *(*ALWAYS, *SINCE_7, "dependentRequired", "dependentSchemas", "prefixItems", "prefixItems items", "$ref"),
+        *("contains minContains", "contains minContains maxContains", "contains unevaluatedItems"),
+        *("unevaluatedProperties", "anyOf unevaluatedProperties", "if then else unevaluatedProperties"),
+        *("$ref unevaluatedProperties", "dependentSchemas unevaluatedProperties", "prefixItems unevaluatedItems"),
+        *("anyOf unevaluatedItems", "allOf unevaluatedItems", "$ref unevaluatedItems"),
+    ),
+}
+
+
+@pytest.mark.parametrize("draft", WORDS)
+def test_what_jsonschema_accepts_is_accepted_and_nothing_else(draft: str) -> None:
+    """Its own walk is another one: it knows no bound, follows references by itself and matches with backtracking."""
+    author, inner, verdicts = Author(1, draft), Author(2, draft, without="$ref"), [0, 0]
+    named = {} if draft == "202012" else {"$schema": f"http://json-schema.org/draft-0{draft}/schema#"}
+
+    for _ in range(500):
+        schema = {**named, "allOf": [author.schema()]}
+        if not named:  # the first may refer to the second, and no other way
+            one, two = inner.schema(2), inner.schema(1)
+            schema["$defs"] = {"one": {**one, "$ref": "#/$defs/two"} if isinstance(one, dict) else one, "two": two}
+        theirs = getattr(jsonschema, f"Draft{draft}Validator")(schema)
+        ours = JsonSchema("x", schema)
+        for value in [author.value() for _ in range(8)]:
+            issues = ours.issues(freeze(value))
+            assert theirs.is_valid(value) == (not issues), (schema, value, issues)
+            verdicts[not issues] += 1
+
+    assert min(verdicts) > 500, "one of the two is hardly ever said"
+
+
+def test_one_tool_checks_inputs_on_several_threads_at_once() -> None:
+    made = tool_for({"items": {"$ref": "#/$defs/tree"}})
+
+    with ThreadPoolExecutor(4) as pool:
+        told = list(pool.map(lambda n: fits(made, [{"kids": []} if n % 2 else {"x": 1}] * 50), range(40)))
+
+    assert [n % 2 == 1 for n in range(40)] == told
+
+
+def test_a_misfit_deep_inside_is_named_by_its_path() -> None:
+    made = tool_for({"type": "array", "items": {"properties": {"x": {"type": "integer"}}}})
+
+    with pytest.raises(ToolInputError, match=r"v\.1\.x: should be integer, not string"):
+        made.binding().validate(freeze_object({"v": [{"x": 1}, {"x": "a"}]}))
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 2}, "born": {"type": "integer"}},
+    "required": ["name", "id"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.spec("requirements:E2")
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        ({"type": ["string", "array", "null"]}, 1.5, ["v: should be null or string or array, not number"]),
+        ({"enum": ["b", {"z": 1, "a": 2}]}, {"y": 1, "x": True}, ["""v: should be one of "b", {"a":2,"z":1}; not {'x': True, 'y': 1}"""]),
+        ({"minimum": 1.0, "const": 2}, 0, ["v: should be one of 2; not 0", "v: should be at least 1.0, not 0"]),
+        ({"minLength": 2.0, "pattern": "^b"}, "a", ["v: should have at least 2 characters", "v: should match '^b'"]),
+        ({"maxItems": 1, "uniqueItems": True, "contains": {"const": 1}}, [2, 2],
+         ["v: should have at most 1 items", "v: holds an item twice", "v: holds no item, or too many, of the form that it should contain"]),
+        (PERSON, {"nick": 1, "born": "x", "name": "a"},
+         ["v.id: is required", "v.born: should be integer, not string", "v.name: should have at least 2 characters",
+          "v.nick: is not a parameter; the parameters are: born, name"]),
+        ({**PERSON, "required": ["id"]}, {"nick": 1, "name": "a"},
+         ["v.name: should have at least 2 characters", "v.nick: is not a parameter; the parameters are: born, name", "v.id: is required"]),
+        ({"$ref": "#/$defs/person"}, {"nick": 1, "name": "a", "born": "x"},
+         ["v.id: is required", "v.born: should be integer, not string", "v.name: should have at least 2 characters",
+          "v.nick: is not a parameter; the parameters are: born, name"]),
+        ({"anyOf": [{"type": "null"}, PERSON]}, {"name": "ab"}, ["v: fits none of the 2 allowed forms; the nearest one says: v.id: is required"]),
+        ({"oneOf": [{}, {"minimum": 1}, {"minimum": 5}]}, 3, ["v: fits 2 of the 3 forms, and exactly one is allowed"]),
+        ({"prefixItems": [{}], "items": False}, [1, 2, 3], ["v.1: is not allowed", "v.2: is not allowed"]),
+        ({"prefixItems": [{}], "unevaluatedItems": False}, [1, 2, 3], ["v: Unevaluated items are not allowed (2 items)"]),
+        ({"properties": {"a": {}}, "unevaluatedProperties": False}, {"c": 1, "a": 1, "b": 1},
+         ["v.c: is not a parameter; the parameters are: a", "v.b: is not a parameter; the parameters are: a"]),
+        ({"propertyNames": {"maxLength": 1}}, {"ab": 1, "c": 1}, ["v.ab: should have at most 1 characters"]),
+        ({"dependentRequired": {"b": ["x"], "a": ["y"]}, "not": {}}, {"b": 1, "a": 1}, ["v.y: is required", "v.x: is required", "v: has a form that is excluded"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_the_words_and_the_order_that_journals_have(
+    schema: Any, value: Any, said: list[str]
+) -> None:
+    made = Tool("t", "", {"properties": {"v": schema}, "$defs": {"person": PERSON}}, lambda value: value)
+
+    with pytest.raises(ToolInputError) as caught:
+        made.binding().validate(freeze_object({"v": value}))
+
+    assert said == [*caught.value.issues]
+
+
+@pytest.mark.spec("reliability:TL20")
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"$ref": "https://example.com/x"}, r"at #/properties/v/\$ref: 'https://example.com/x' points outside"),
+        ({"$ref": "file:///etc/passwd"}, "points outside"),
+        ({"$ref": "other.json#/a"}, "points outside"),
+        (
+            {"items": {"$dynamicRef": "https://example.com/x"}},
+            r"at #/properties/v/items/\$dynamicRef: .* is not followed",
+        ),
+        ({"$ref": "#/$defs/nothing"}, "does not exist"),
+        ({"type": "text"}, "is no type"),
+        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "(?=a)"}, "without look-around"),
+        ({"patternProperties": {"(?=a)": {}}}, "without look-around"),
+        ({"pattern": 3}, "at #/properties/v/pattern: 3 does not fit the keyword"),
+        ({"minimum": "1"}, "at #/properties/v/minimum: '1' does not fit the keyword"),
+        ({"anyOf": []}, r"at #/properties/v/anyOf: \[\] does not fit the keyword"),
+        (
+            {"required": [1]},
+            r"at #/properties/v/required: \[1\] does not fit the keyword: required.0: should be string",
+        ),
+        ({"minLength": -1}, "at #/properties/v/minLength: -1 does not fit the keyword: should be at least 0, not -1"),
+        ({"allOf": [{}, 3]}, "at #/properties/v/allOf/1: a schema is an object, not 3"),
+        ({"items": [{}]}, r"at #/properties/v/items: a schema is an object, not \[{}\]"),
+        ({"dependencies": {"a": 3}}, "at #/properties/v/dependencies/a: a schema is an object, not 3"),
+        (3, "a schema is an object"),
+    ],
+)
+def test_a_schema_that_cannot_be_checked_is_refused_at_construction(schema: Any, said: str) -> None:
+    with pytest.raises(DefinitionError, match=said):
+        tool_for(schema)
+
+
+@pytest.mark.spec("reliability:TL20")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array"},
+        {"anyOf": [{"type": "object"}]},
+        {"properties": {"two words": {}}},
+        {"properties": {"x" * 65: {}}},
+        {"properties": {"a": object()}},
+    ],
+)
+def test_a_schema_that_every_provider_refuses_is_refused_at_construction(schema: Any) -> None:
+    with pytest.raises(DefinitionError, match="input_schema of tool 't'"):
+        Tool("t", "", schema, lambda value: value)
+
+
+def test_a_deeply_nested_input_is_refused_and_not_a_crash() -> None:
+    made = tool_for({"$ref": "#/$defs/tree"})
+    value: Any = {}
+    for _ in range(95):
+        value = {"kids": [value]}
+
+    assert fits(made, value) in {True, False}
+
+
+ANY_JSON: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"$ref": "#/$defs/any"}},
+        {"type": "object", "additionalProperties": {"$ref": "#/$defs/any"}},
+    ]
+}
+
+
+def nested(levels: int, inmost: object) -> Any:
+    value = inmost
+    for level in range(levels):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+@pytest.mark.spec("reliability:R23")
+def test_a_schema_that_refers_to_itself_follows_a_value_as_deep_as_it_may_be() -> None:
+    made = Tool(
+        "t", "", {"properties": {"v": {"$ref": "#/$defs/any"}}, "$defs": {"any": ANY_JSON}}, lambda value: value
+    )
+
+    assert (True, False) == (fits(made, nested(198, "a")), accepts(made, nested(198, 1)))
+
+
+@pytest.mark.spec("reliability:R23")
+def test_where_the_stack_ends_a_value_is_refused_and_nothing_else_happens() -> None:
+    """The rest of the stack is made smaller frame by frame, so that each function is the one that meets its end."""
+    checked = JsonSchema("x", {"$ref": "#/$defs/any", "$defs": {"any": ANY_JSON}})
+    good, bad = freeze_object(nested(61, "a")), freeze_object(nested(61, 1))
+
+    def at(frames: int) -> tuple[bool, bool]:
+        return at(frames - 1) if frames else (checked.issues(good) == [], checked.issues(bad) == [])
+
+    found: list[tuple[bool, bool]] = []
+    for frames in range(sys.getrecursionlimit()):
+        try:
+            found.append(at(frames))
+        except RecursionError:  # ours: there is no room to ask
+            break
+
+    assert {(True, False), (False, False)} == set(found)
+
+
+def leading_to(times: int, word: str) -> Tool[..., Any]:
+    """Return a tool whose value is reached through 40 definitions, each of which leads to the next one several times."""
+    row = {f"A{n}": {word: [{"$ref": f"#/$defs/A{n + 1}"}] * times} for n in range(40)}
+    return Tool(
+        "t",
+        "",
+        {"properties": {"v": {"$ref": "#/$defs/A0"}}, "$defs": {**row, "A40": {"type": "string"}}},
+        lambda value: value,
+    )
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize(("word", "times"), [("anyOf", 2), ("anyOf", 5), ("oneOf", 1), ("allOf", 2), ("allOf", 5)])
+def test_a_schema_that_leads_to_a_value_on_very_many_ways_is_checked_once_for_each(word: str, times: int) -> None:
+    made = leading_to(times, word)
+
+    assert (True, False) == (fits(made, "a"), fits(made, 1))
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize(
+    ("word", "some", "more"),
+    [("unevaluatedProperties", {"a": 1}, {"a": 1, "b": 1}), ("unevaluatedItems", [1], [1, 1])],
+)
+def test_what_nothing_applies_to_is_found_once_on_very_many_ways(word: str, some: Any, more: Any) -> None:
+    row = {f"A{n}": {"anyOf": [{"$ref": f"#/$defs/A{n + 1}"}] * 5} for n in range(40)}
+    last = {"properties": {"a": {}}, "prefixItems": [{}]}
+    schema = {"properties": {"v": {"$ref": "#/$defs/A0", word: False}}, "$defs": {**row, "A40": last}}
+    made = Tool("t", "", schema, lambda value: value)
+
+    assert (True, False) == (fits(made, some), fits(made, more))
+
+
+@pytest.mark.spec("reliability:R23")
+def test_forms_that_share_a_member_take_no_longer_the_deeper_the_value_is() -> None:
+    kinds = [
+        {"type": "object", "required": ["kind"], "properties": {"kind": {"const": k}, "of": {"$ref": "#/$defs/tree"}}}
+        for k in "abcd"
+    ]
+    made = Tool(
+        "t",
+        "",
+        {"properties": {"v": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": {"oneOf": kinds}}},
+        lambda value: value,
+    )
+    good, bad = {"kind": "d"}, {"kind": "e"}
+    for _ in range(40):
+        good, bad = {"kind": "d", "of": good}, {"kind": "d", "of": bad}
+
+    assert (True, False) == (fits(made, good), fits(made, bad))
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("word", ["anyOf", "oneOf", "allOf"])
+def test_a_schema_nested_in_itself_is_compiled_once(word: str) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(30):
+        schema = {word: [schema]}
+
+    assert (True, False) == (fits(tool_for(schema), "a"), fits(tool_for(schema), 1))
+
+
+def test_a_reference_that_leads_back_without_an_end_fits_nothing() -> None:
+    made = tool_for({"anyOf": [{"type": "string"}, {"$ref": "#/properties/v"}]})
+
+    assert (True, False) == (fits(made, "a"), fits(made, 1))
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"items": {"enum": [*range(2_000)]}}, [1_999] * 100_000),
+        ({"items": {"allOf": [{"const": [*range(1_000)]}] * 30}}, [[*range(1_000)]] * 100),
+        ({"allOf": [{"uniqueItems": True}] * 2_000}, [*range(10_000)]),
+        ({"allOf": [{"propertyNames": {"maxLength": 9}}] * 500}, {f"k{n}": n for n in range(20_000)}),
+        ({"anyOf": [*[{"minItems": 9}] * 2_000, {}]}, ["a" * 1_000_000]),
+        ({"items": {"allOf": [{"minimum": n} for n in range(2_000)]}}, [9_999] * 100_000),
+        ({"items": {"pattern": "^(a{200}){50}$"}}, ["a" * 10_000] * 100),
+        ({"patternProperties": {"^(a{200}){50}$": {}}}, {"a" * 100_000: 1}),
+        ({"pattern": "^(a{200}){50}$"}, "a" * 100_000),
+    ],
+)
+def test_what_takes_too_long_to_be_compared_is_refused(schema: Any, value: Any) -> None:
+    with pytest.raises(ToolInputError, match="takes too long"):
+        tool_for(schema).binding().validate(freeze_object({"v": value}))
+
+
+@pytest.mark.spec("reliability:R23")
+def test_what_is_wrong_deep_inside_of_forms_that_refer_to_themselves_is_told_at_its_place() -> None:
+    kinds = [
+        {"required": ["kind"], "properties": {"kind": {"const": k}, "of": {"$ref": "#/$defs/tree"}}} for k in "abcd"
+    ]
+    schema = {"properties": {"v": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": {"oneOf": kinds}}}
+    bad: Any = {"kind": "e"}
+    for _ in range(20):
+        bad = {"kind": "d", "of": bad}
+
+    with pytest.raises(ToolInputError, match=r"the nearest one says: v\.of\.of\.of\.of") as caught:
+        Tool("t", "", schema, lambda value: value).binding().validate(freeze_object({"v": bad}))
+
+    assert 5_000 > len(str(caught.value))
+
+
+@pytest.mark.spec("reliability:R23")
+def test_a_long_way_through_references_is_followed() -> None:
+    row = {f"A{n}": {"$ref": f"#/$defs/A{n + 1}"} for n in range(2_000)}
+    schema = {"properties": {"v": {"$ref": "#/$defs/A0"}}, "$defs": {**row, "A2000": {"type": "string"}}}
+    made = Tool("t", "", schema, lambda value: value)
+
+    assert fits(made, "a")
+    with pytest.raises(ToolInputError, match="does not fit its schema, and is nested too deeply to say where"):
+        made.binding().validate(freeze_object({"v": 1}))
+
+
+def test_of_very_many_problems_a_hundred_are_told() -> None:
+    with pytest.raises(ToolInputError, match="and there is more") as caught:
+        tool_for({"items": {"type": "string"}}).binding().validate(freeze_object({"v": [1] * 10_000}))
+
+    assert 101 == len(caught.value.issues)
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"pattern": "(a{1000}){100}"}, "too large"),
+        ({"properties": {f"a{n}": {"pattern": r"\w{90}"} for n in range(60)}}, "too large"),
+        ({"allOf": [True] * 20_000}, "more than 10,000 schemas"),
+    ],
+)
+def test_a_schema_that_would_take_too_long_is_refused_at_construction(schema: Any, said: str) -> None:
+    with pytest.raises(DefinitionError, match=said):
+        tool_for(schema)

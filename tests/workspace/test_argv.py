@@ -1,0 +1,229 @@
+"""The strict splitter: what it takes for an argument list, every shell would split into the same words, and do no more."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+from stepengine.errors import ToolError
+from stepengine.workspace.argv import Script, parse_command, shown_command, split_argv
+
+SHELLS = [shell for shell in ("dash", "bash", "sh") if shutil.which(shell)]
+NASTY = "ab =:~#-/.,%^@+A0_'\"\\ \t\n;&|<>$`(){}*?[]!é\uff1b\u00a0\u200b"
+nasty_text = st.text(st.sampled_from(NASTY), max_size=12)
+quoted_text = st.lists(
+    st.one_of(
+        st.text(st.sampled_from("abA=:~#-/.,%^@+0_é\\'\" \t"), max_size=5),
+        st.text(st.sampled_from('ab;&|$`*\n\t\\ "é'), max_size=4).map(lambda t: f"'{t}'"),
+        st.text(st.sampled_from("ab;&|'*~#\n\t \\é"), max_size=4).map(lambda t: f'"{t}"'),
+    ),
+    max_size=5,
+).map("".join)  # fmt: skip
+
+
+# --- what is a script -----------------------------------------------------------------------------------------------
+
+SCRIPTS = {
+    "reliability:PM01": ["ls; rm -rf x", "ls && rm x", "ls || rm x", "ls | sh", "ls & rm x", "ls&", "ls;"],
+    "reliability:PM02": ["ls\nrm x", "ls\rrm x", "ls \\\n; rm x", "ls\n", "ls \\\nrm", 'ls "a\\\nb"'],
+    "reliability:PM03": [
+        "echo $(rm x)", "echo `rm x`", 'echo "$(rm x)"', 'echo "`rm x`"', "cat <(rm x)", "echo ${x:-$(rm y)}", "echo ${a@P}",
+        "echo $HOME", 'echo "$HOME"', "echo $'a'", 'echo $"a"', "echo !!", 'echo "!1"', "echo {a,b}", "ls *", "ls ?", "ls [a]",
+    ],
+    "reliability:PM04": [
+        "echo a > ~/.bashrc", "echo a >> .git/hooks/pre-commit", "cat < /etc/passwd", "ls 2>x", ": > f", "cat <<< x", "ls>x",
+    ],
+    "reliability:PM05": [
+        "FOO=1 git status", "GIT_SSH_COMMAND=sh git fetch", "LD_PRELOAD=./x.so ls", "PATH=.:$PATH ls", "A+=1 ls", "A=",
+        " \tA=1 ls",
+    ],
+    "reliability:PM07": ["git status " + "&& true " * 51 + "&& curl evil"],
+    "reliability:PM21": ["ls ~", "cat ~root/.ssh/id", "echo a=~", "echo a:~/x", "PATH=~ ls", "echo ''~"],
+    "reliability:PM23": ["ls\u00a0-la", "ls\u200b", "ls \u202erm", "ls \x1b[2K", "ls \U000e0041", "ls\u2028rm", "ls\x0brm", "ls\x7f"],
+    "reliability:PM24": ["ls -la #" + " " * 3_000 + "; rm x", "#", "ls #x", "ls ''#x"],
+    "unfinished": ["ls '", 'ls "', "ls \\", "ls 'a\"", 'ls "a\\'],
+}  # fmt: skip
+
+
+@pytest.mark.spec(
+    "reliability:PM01",
+    "reliability:PM02",
+    "reliability:PM03",
+    "reliability:PM04",
+    "reliability:PM05",
+    "reliability:PM07",
+    "reliability:PM23",
+    "reliability:PM24",
+    "generator-contract:D36",
+)
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, id=f"{row} {c[:30]!a}") for row, cs in SCRIPTS.items() for c in cs]
+)
+def test_text_that_a_shell_would_act_on_is_a_script(command: str) -> None:
+    read = parse_command(command)
+
+    assert isinstance(read, Script)
+    assert command == read.text
+    assert read.reason
+    with pytest.raises(ValueError, match=r".+"):
+        split_argv(command)
+
+
+# --- what is an argument list ---------------------------------------------------------------------------------------
+
+ARGUMENTS: list[Any] = [
+    ("ls", ["ls"]),
+    ("  ls \t -la  ", ["ls", "-la"]),
+    ("echo 'ls' 'a;b'", ["echo", "ls", "a;b"]),
+    ('rg "a|b"', ["rg", "a|b"]),
+    ('git log --format="%h;%s"', ["git", "log", "--format=%h;%s"]),
+    ("git show HEAD~1 a#b a=b", ["git", "show", "HEAD~1", "a#b", "a=b"]),
+    ("echo '' \"\" a''b", ["echo", "", "", "ab"]),
+    (r"echo a\ b \; \$HOME \\ \' \" \~", ["echo", "a b", ";", "$HOME", "\\", "'", '"', "~"]),
+    (r'echo "\$5 \`x\` \" \\ \n"', ["echo", '$5 `x` " \\ \\n']),
+    ("echo 'a\nb' \"c\nd\"", ["echo", "a\nb", "c\nd"]),
+    ("echo '$(rm x)' '`' '!' '*'", ["echo", "$(rm x)", "`", "!", "*"]),
+    ("echo é \uff1b", ["echo", "é", "\uff1b"]),
+    ("l\u0455", ["l\u0455"]),
+    ("eval ls", ["eval", "ls"]),
+    ("cd / ", ["cd", "/"]),
+    (". x", [".", "x"]),
+]
+
+
+@pytest.mark.spec("reliability:PM22", "reliability:PM23", "reliability:PM06")
+@pytest.mark.parametrize(("command", "words"), ARGUMENTS, ids=lambda value: ascii(value)[:40])
+def test_text_that_only_needs_to_be_split_is_an_argument_list(command: str, words: list[str]) -> None:
+    assert tuple(words) == parse_command(command)
+
+
+@pytest.mark.spec("reliability:PM22")
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=20))
+def test_a_quoted_argument_list_is_read_back(arguments: list[str]) -> None:
+    argv = ["echo", *arguments]
+
+    assert tuple(argv) == parse_command(shlex.join(argv))
+
+
+@pytest.mark.skipif(not SHELLS, reason="there is no shell")
+@pytest.mark.spec("reliability:PM01", "reliability:PM02", "reliability:PM03", "reliability:PM05", "reliability:K9")
+@settings(max_examples=30)
+@given(st.lists(st.one_of(nasty_text, quoted_text), min_size=30, max_size=60))
+@example(
+    ["a=~", "a\\=~", '"a="~', "a:~b", "''~", "\\~", "a~", "'~'", "#", "a#", "''#", "\\#", "%", "^", "-", "--", "é"]
+)
+def test_every_shell_splits_what_is_accepted_into_the_same_words(texts: list[str]) -> None:
+    check_against_shells(texts)
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not SHELLS, reason="there is no shell")
+@pytest.mark.spec(
+    "reliability:PM01",
+    "reliability:PM02",
+    "reliability:PM03",
+    "reliability:PM05",
+    "reliability:R8",
+    "reliability:K9",
+    "reliability:K10",
+)
+def test_in_50_000_texts_no_shell_finds_other_words_than_the_splitter() -> None:
+    seen = 0
+
+    @settings(max_examples=500, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(st.lists(st.one_of(nasty_text, quoted_text, st.text(NASTY, max_size=40)), min_size=100, max_size=100))
+    def explore(texts: list[str]) -> None:
+        nonlocal seen
+        seen += len(texts)
+        check_against_shells(texts)
+
+    explore()
+    print(f"{seen:,} texts")
+    assert seen >= 50_000
+
+
+def check_against_shells(texts: list[str]) -> None:
+    """
+    Have every shell split those of the texts that the splitter accepts; none may see other words.
+    """
+    accepted = []
+    for text in texts:
+        try:
+            accepted.append((text, split_argv("printf " + text)[1:]))
+        except ValueError:
+            continue
+    script = "\n".join([f"printf '%s\\0' begin {text}\nprintf 'end\\0'" for text, _ in accepted])
+    for shell in SHELLS:
+        done = subprocess.run(
+            [shell, "-c", script], capture_output=True, check=False, timeout=20, env={"HOME": "/home/x"}
+        )
+        chunks = done.stdout.decode().split("end\0")[:-1]
+        assert [words for _, words in accepted] == [tuple(chunk.split("\0")[1:-1]) for chunk in chunks], shell
+        assert not done.stderr
+
+
+# --- what is neither ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:PM25")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ([], "names no program"),
+        ([""], "names no program"),
+        (["", "a"], "names no program"),
+        ("", "is empty"),
+        (" \t ", "is empty"),
+        ("''", "names no program"),
+        (["a"] * 1_001, "1,001 elements"),
+        ("a " * 1_001, "1,001 elements"),
+        (["a"] * 1_000_000, "1,000,000 elements"),
+        (["a", "b" * 1024 * 1024], "bytes; at most 131,072"),
+        (["a", *["é" * 1_000] * 66], "bytes; at most 131,072"),
+        ("a;" * 100_000, "bytes; at most 131,072"),
+        ("é;" * 50_000, "bytes; at most 131,072"),
+        (["a", "b\0c"], "NUL"),
+        ("a\0", "NUL"),
+        ("a '\0'", "NUL"),
+        (["a", "\ud800"], "surrogate"),
+        ("a '\udc00'", "surrogate"),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_what_cannot_be_executed_is_refused(command: Any, said: str) -> None:
+    with pytest.raises(ToolError, match=said):
+        parse_command(command)
+
+
+@pytest.mark.spec("reliability:PM25")
+def test_the_largest_argument_list_and_empty_arguments_are_fine() -> None:
+    assert len(parse_command(["a", *[""] * 999])) == 1_000  # type: ignore[arg-type]
+    assert len(parse_command(["a", *["b" * 1_310] * 99])) == 100  # type: ignore[arg-type]
+
+
+# --- how it is shown ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:UI05", "reliability:PM23", "reliability:PM24")
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["git", "commit", "-m", "a b"], "git commit -m 'a b'"),
+        ("git log -n 1", "git log -n 1"),
+        (["ls", "a\nb"], "'ls'\n'a\\nb'\n(1 hidden characters, shown as escapes)"),
+        (["l\u0455"], "'l\\u0455'"),
+        (["a", "\u202eb\u200b"], "'a'\n'\\u202eb\\u200b'\n(2 hidden characters, shown as escapes)"),
+        ("ls; rm x\nls", "ls; rm x\nls"),
+        ("ls\r; rm x", "'ls\\r; rm x'\n(1 hidden characters, shown as escapes)"),
+        ("ls -la #" + " " * 3_000 + "; rm x", "ls -la #" + " " * 3_000 + "; rm x"),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_a_command_is_shown_whole_and_with_nothing_hidden(command: Any, shown: str) -> None:
+    assert shown == shown_command(parse_command(command))

@@ -1,0 +1,133 @@
+"""
+Files as they stand in an editor: their bytes, and what an editor may be given to write.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine import AgentDefinition, Engine
+from stepengine.errors import ToolError
+from stepengine.testing import ScriptedModel, tool_call
+from stepengine.tools.bundled import file_tools
+from stepengine.workspace.buffers import as_edited, edited_text
+
+
+class Editor:
+    """
+    An editor that keeps its texts without carriage returns, as many do.
+    """
+
+    def __init__(self, **texts: str) -> None:
+        self.texts = texts
+        self.written: dict[str, str] = {}
+        self.offers = True
+
+    def read(self, path: str) -> str | None:
+        return self.texts.get(Path(path).stem)
+
+    def write(self, path: str, text: str) -> bool:
+        if self.offers:
+            self.written[Path(path).name] = text
+            self.texts[Path(path).stem] = text
+        return self.offers
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=60)
+
+
+@given(TEXTS, TEXTS, st.sampled_from(["\n", "\r\n"]), st.sampled_from([b"", b"\xef\xbb\xbf"]))
+@pytest.mark.spec("interfaces:IF52")
+def test_what_is_not_saved_has_the_bytes_that_saving_it_would_give_and_the_rest_stays_as_it_is(
+    saved: str, typed: str, end: str, bom: bytes
+) -> None:
+    if saved.startswith("\ufeff") or "\n" not in saved:
+        end = "\n"
+    data = bom + saved.replace("\n", end).encode()
+    wanted = bom + typed.replace("\n", end).encode()
+
+    assert data == as_edited(Editor(a=saved), "/a.txt", data)
+    assert data == as_edited(Editor(), "/a.txt", data) == as_edited(None, "/a.txt", data)
+    assert wanted == as_edited(Editor(a=typed), "/a.txt", data)
+    assert edited_text(wanted) in (None, wanted.decode())
+    assert not bom or edited_text(wanted) is None
+
+
+def test_a_file_that_is_no_text_is_the_disk_s_whatever_an_editor_says() -> None:
+    assert b"\0\1" == as_edited(Editor(a="words"), "/a.bin", b"\0\1")
+    assert edited_text(b"\xff\xfe\xfd") is None
+
+
+async def run(tmp_path: Path, buffers: Any, *calls: Any) -> list[str]:
+    bot = AgentDefinition("bot", model="m/m", tools=["read_files", "str_replace", "write_file", "propose_str_replace"])
+    tools = file_tools(tmp_path, write=True, propose=True, buffers=buffers)
+    async with Engine([bot], tools, ScriptedModel([*calls, "Done."])) as engine:
+        result = await engine.run(bot, "go")
+    return [message.text for message in result.state.message_history if message.role == "tool"]
+
+
+def edit(path: str, old: str, new: str, name: str = "str_replace") -> Any:
+    return tool_call(name, {"path": path, "replacements": [{"old_string": old, "new_string": new}]})
+
+
+@pytest.mark.spec("interfaces:IF52")
+@pytest.mark.parametrize("offers", [True, False])
+async def test_an_edit_is_made_to_what_is_not_saved_and_written_by_the_editor_where_it_offers_to(
+    tmp_path: Path, *, offers: bool
+) -> None:
+    editor = Editor(a="typed = 1\n")
+    editor.offers = offers
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("saved = 1\n")
+    read, proposed, changed, other = await run(
+        tmp_path, editor, tool_call("read_files", {"paths": ["a.py"]}), edit("a.py", "typed", "shown", "propose_str_replace"),
+        edit("a.py", "typed", "new"), edit("b.py", "saved", "new"),
+    )  # fmt: skip
+
+    assert "typed = 1" in read
+    assert "+shown = 1" in proposed
+    assert "+new = 1" in changed
+    assert "+new = 1" in other
+    assert ({"a.py": "new = 1\n"} if offers else {}) == editor.written
+    assert ("saved = 1\n" if offers else "new = 1\n") == (tmp_path / "a.py").read_text()
+    assert "new = 1\n" == (tmp_path / "b.py").read_text()
+
+
+async def test_what_is_typed_since_the_model_read_a_file_is_not_overwritten(tmp_path: Path) -> None:
+    class Typing(Editor):
+        reads = 0
+
+        def read(self, path: str) -> str | None:
+            self.reads += 1
+            return f"typed = {self.reads}\n"
+
+    (tmp_path / "a.py").write_text("saved = 1\n")
+    editor = Typing()
+    read, changed = await run(
+        tmp_path,
+        editor,
+        tool_call("read_files", {"paths": ["a.py"]}),
+        tool_call("write_file", {"path": "a.py", "content": "x"}),
+    )
+
+    assert "typed = 1" in read
+    assert "has changed since it was read" in changed
+    assert ({}, "saved = 1\n") == (editor.written, (tmp_path / "a.py").read_text())
+
+
+async def test_an_editor_that_does_not_write_makes_an_error_and_leaves_the_file(tmp_path: Path) -> None:
+    class Refusing(Editor):
+        def write(self, path: str, text: str) -> bool:
+            msg = "the editor did not write it"
+            raise ToolError(msg)
+
+    (tmp_path / "a.py").write_text("saved = 1\n")
+    (said,) = await run(tmp_path, Refusing(a="typed = 1\n"), edit("a.py", "typed", "new"))
+
+    assert "the editor did not write it" in said
+    assert "saved = 1\n" == (tmp_path / "a.py").read_text()

@@ -1,0 +1,567 @@
+"""A program at the other end of a pipe is believed nothing: whatever it says, there is a typed error, soon, and no memory is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepengine.errors import DefinitionError, ToolError, UnknownOutcome, WorkspaceLost
+from stepengine.workspace import calls, connection, far
+from stepengine.workspace.path_policy import PathPolicy
+from stepengine.workspace.root import Root
+from stepengine.workspace.text import read_capped
+from stepengine.workspace.workspace import Workspace
+
+LIAR = """
+import json, os, struct, sys, time
+def exactly(n):
+    made = b""
+    while len(made) < n:
+        made += os.read(0, n - len(made)) or os._exit(0)
+    return made
+exactly(int(exactly(9)))
+out = sys.stdout.buffer
+def say(head, data=b""):
+    text = head if isinstance(head, bytes) else json.dumps(head).encode()
+    out.write(struct.pack(">II", len(text), len(data)) + text + data)
+    out.flush()
+def asked():
+    head, data = struct.unpack(">II", exactly(8))
+    made = json.loads(exactly(head))
+    exactly(data)
+    return made
+INFO = [0o40755, 5, 5, 1, 0, 0, 0, 0]
+def begin():
+    out.write(b"stepengine deploy worker 1\\n")
+    out.flush()
+    say({"id": asked()["id"], "can_walk": True})
+def root():
+    begin()
+    say({"id": asked()["id"], "info": INFO, "real": "/there", "wide": False, "mount": ""})
+"""
+
+
+def liar(tmp_path: Path, code: str, *, start_seconds: float = 30) -> Workspace:
+    program = tmp_path / "liar.py"
+    program.write_text(LIAR + code)
+    return Workspace.over([sys.executable, "-I", "-S", str(program)], "/there", start_seconds=start_seconds)
+
+
+class Ear:
+    """Writes down what it is told."""
+
+    def __init__(self, told: list[Any]) -> None:
+        self.told = told
+
+    def printed(self, stream: str, data: bytes) -> None:
+        self.told.append(len(data))
+
+    def closed(self, stream: str) -> None: ...
+
+    def gone(self, code: int | None) -> None:
+        self.told.append(("gone", code))
+
+
+def spawned(root: Root, place: Workspace, told: list[Any]) -> None:
+    assert place.system is not None
+    place.system.spawn(root.fd, Ear(told), script=None, supervisor="", limits="", program="", argv=[], env={}, log=None)  # type: ignore[arg-type]
+
+
+LIES = {
+    "nothing": "time.sleep(30)",
+    "an end": "",
+    "an end in the middle of a frame": "begin(); asked(); out.write(b'\\0\\0\\0\\x09\\0\\0'); out.flush()",
+    "endless before it begins": "\nwhile True: out.write(b'welcome ' * 1000)",
+    "endless after it began": "begin()\nwhile True: out.write(b'x' * 65536)",
+    "zeros": "begin(); out.write(b'\\0' * 100000); out.flush(); time.sleep(30)",
+    "a huge frame": "begin(); out.write(b'\\xff' * 8); out.flush(); time.sleep(30)",
+    "a frame that never ends": "begin(); out.write(struct.pack('>II', 100, 1000)); out.flush(); time.sleep(30)",
+    "no JSON": "begin(); say(b'{'); time.sleep(30)",
+    "no object": "begin(); say(b'[1]'); time.sleep(30)",
+    "JSON a mile deep": "begin(); say(b'[' * 500000 + b']' * 500000); time.sleep(30)",
+    "a number a mile long": "begin(); say(b'{\"id\": ' + b'9' * 500000 + b'}'); time.sleep(30)",
+    "no text": "begin(); say(b'\\xff\\xfe{}'); time.sleep(30)",
+    "another id": "begin(); n = asked()['id']; say({'id': n + 1, 'info': INFO}); time.sleep(30)",
+    "a text for an id": "begin(); n = asked()['id']; say({'id': str(n), 'info': INFO}); time.sleep(30)",
+    "an id that is true": "begin(); n = asked()['id']; say({'id': True, 'info': INFO}); time.sleep(30)",
+    "no id": "begin(); asked(); say({'info': INFO}); time.sleep(30)",
+    "an answer twice": "begin(); n = asked()['id']; [say({'id': n, 'info': INFO}) for _ in range(3)]; time.sleep(30)",
+    "news of a program that was not started": "begin(); asked(); say({'on': 1, 'from': 'out'}, b'x'); time.sleep(30)",
+    "no info": "begin(); say({'id': asked()['id']}); time.sleep(30)",
+    "info of texts": "begin(); say({'id': asked()['id'], 'info': ['x'] * 8, 'real': '/there', 'wide': False}); time.sleep(30)",
+    "info of huge numbers": "begin(); say({'id': asked()['id'], 'info': [10**400] * 8, 'real': '/there', 'wide': False}); time.sleep(30)",
+    "no path": "begin(); say({'id': asked()['id'], 'info': INFO, 'real': 7, 'wide': False}); time.sleep(30)",
+    "a relative path": "begin(); say({'id': asked()['id'], 'info': INFO, 'real': 'there', 'wide': False}); time.sleep(30)",
+    "more for ever": "begin(); n = asked()['id']\nwhile True: say({'id': n, 'more': True}, b'x' * 1000000)",
+    "an error that is none": "begin(); say({'id': asked()['id'], 'error': 'os.system'}); time.sleep(30)",
+    "an error that is a class": "begin(); say({'id': asked()['id'], 'error': '__class__'}); time.sleep(30)",
+    "a slow answer": "begin(); asked(); time.sleep(30)",
+    "it reads nothing": "begin(); time.sleep(30)",
+    "it closes its output": "begin(); os.close(1); time.sleep(30)",
+}
+SILENT = {"nothing", "a frame that never ends", "a slow answer", "it reads nothing"}
+
+
+@pytest.mark.spec("reliability:WS6")
+@pytest.mark.parametrize("lie", LIES)
+def test_whatever_the_other_end_says_is_a_typed_error_in_time_and_without_memory(
+    lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is silent is noticed by the time that it takes; all else by what it says, long before.
+    seconds = 1.0 if lie in SILENT else 30.0
+    monkeypatch.setattr(far, "CALL_SECONDS", seconds)
+    monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "ANSWER_BYTES", 16 * 1024 * 1024)
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with liar(tmp_path, LIES[lie], start_seconds=1 if lie == "nothing" else 30) as place:
+        with pytest.raises((WorkspaceLost, DefinitionError)) as found:
+            Root(place, PathPolicy())
+        assert time.monotonic() - began < 10
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 96 * 1024
+        assert len(found.value.message) < 5_000
+
+
+FILES = {
+    "a name that leads out": ("list", "[['../x', 'f', 1, INFO]]"),
+    "a name with a slash": ("list", "[['a/b', 'f', 1, INFO]]"),
+    "no name": ("list", "[['', 'd', 1, None]]"),
+    "a dot": ("list", "[['.', 'd', 1, None]]"),
+    "a name of zeros": ("list", "[['a\\0b', 'f', 1, INFO]]"),
+    "a kind that is none": ("list", "[['a', 'link', 1, INFO]]"),
+    "an entry that is none": ("list", "[7]"),
+    "a listing that is none": ("list", "{}"),
+    "half of a listing": ("list", "b'[[\"a\"'"),
+    "more bytes than were asked for": ("read", "b'x' * 1000"),
+}
+
+
+@pytest.mark.spec("reliability:WS6")
+@pytest.mark.parametrize("lie", FILES)
+def test_a_listing_or_file_that_is_none_is_refused(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, value = FILES[lie]
+    monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
+    answers = (
+        f"value = {value}\n"
+        "root(); n = asked()['id']; say({'id': n, 'info': INFO, 'mount': ''}); n = asked()['id'];"
+        " say({'id': n}, value if isinstance(value, bytes) else json.dumps(value).encode()); time.sleep(30)"
+    )
+    with liar(tmp_path, answers) as place:
+        root = Root(place, PathPolicy())
+        opened = root.fd.open("x", "folder")  # type: ignore[union-attr]
+        with pytest.raises(WorkspaceLost, match="does not keep to the protocol"):
+            opened.list() if kind == "list" else opened.read(10)
+
+
+@pytest.mark.spec("reliability:WS6")
+def test_a_program_that_prints_more_than_it_may_ends_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
+    told: list[Any] = []
+    flood = "root(); n = asked()['id']; say({'id': n})\nwhile True: say({'on': n, 'from': 'out'}, b'x' * 65536)"
+    with liar(tmp_path, flood) as place:
+        root = Root(place, PathPolicy())
+        assert place.system is not None
+        spawned(root, place, told)
+        until = time.monotonic() + 10
+        while ("gone", None) not in told and time.monotonic() < until:
+            time.sleep(0.01)
+        assert place.system.connected().is_lost or place.system.line == 2
+
+    assert ("gone", None) == told[-1]
+    assert sum(told[:-1]) <= connection.UNTAKEN_BYTES
+
+
+def slow_to_return(monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -> None:
+    """Let whoever sent something go on only when *until* says so, as on a machine that is busy."""
+    send = connection.ProgramConnection._send
+
+    def sent(self: connection.ProgramConnection, head: Any, data: bytes, deadline: float) -> None:
+        send(self, head, data, deadline)
+        end = time.monotonic() + 10
+        while head["do"] in {"spawn", "put"} and not until() and time.monotonic() < end:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(connection.ProgramConnection, "_send", sent)
+
+
+@pytest.mark.spec("reliability:WS6")
+def test_a_program_may_print_before_whoever_started_it_has_heard_that_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    quick = "root(); n = asked()['id']; say({'id': n}); say({'on': n, 'from': 'out'}, b'quick'); say({'on': n, 'gone': 0}); time.sleep(30)"
+    with liar(tmp_path, quick) as place:
+        root = Root(place, PathPolicy())
+        slow_to_return(monkeypatch, lambda: len(told) == 2)
+        spawned(root, place, told)
+
+    assert [5, ("gone", 0)] == told
+
+
+@pytest.mark.spec("reliability:WS5")
+def test_what_was_sent_is_in_doubt_also_when_the_connection_ended_before_its_answer_was_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    with liar(tmp_path, "root(); asked()") as place:
+        root = Root(place, PathPolicy())
+        assert place.system is not None
+        line = place.system.connected()
+        slow_to_return(monkeypatch, lambda: line._woken == -1)
+        with pytest.raises(UnknownOutcome):
+            spawned(root, place, told)
+
+    assert [("gone", None)] == told
+
+
+@pytest.mark.spec("reliability:WS5")
+def test_what_changes_something_is_in_doubt_without_an_answer_and_not_when_it_was_never_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
+    with liar(tmp_path, "root(); asked()") as place:
+        root = Root(place, PathPolicy())
+        with pytest.raises(UnknownOutcome):
+            root.fd.put("x", b"data", None)  # type: ignore[union-attr]
+    with liar(tmp_path, "root()") as place:
+        root = Root(place, PathPolicy())
+        connected = place.system.connected()  # type: ignore[union-attr]
+        while not connected.is_lost:
+            time.sleep(0.01)
+        with pytest.raises(WorkspaceLost):
+            connected.ask("replace", b"data", effect=True, seconds=1)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(noise=st.binary(max_size=200))
+def test_noise_is_a_typed_error(noise: bytes, tmp_path: Path) -> None:
+    """
+    The part that reads frames, with bytes that nobody chose.
+    """
+    made = connection.ProgramConnection.__new__(connection.ProgramConnection)
+    made._buffer, made._ready, made._lock = bytearray(), threading.Event(), threading.Lock()
+    made._pending, made._listeners, made._untaken = {}, {}, {}
+    made._ready.set()
+    try:
+        made._take_in(noise)
+    except connection._Broken:
+        return
+    assert len(made._buffer) <= len(noise)
+
+
+def names(root: Root) -> list[str]:
+    folder = root.open_folder(".")
+    try:
+        with calls.scandir(folder.fd) as entries:
+            return [entry.name for entry in entries]
+    finally:
+        calls.close(folder.fd)
+
+
+# --- the program itself -----------------------------------------------------------------------------------------------
+
+
+def test_the_program_answers_nonsense_with_an_error_and_goes_on(tmp_path: Path) -> None:
+    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+        root = Root(place, PathPolicy())
+        assert place.system is not None
+        for do, given_ in (
+            ("open", {}),
+            ("nothing", {}),
+            ("list", {"handle": 99}),
+            ("open", {"handle": 1, "folder": 1, "name": 7, "kind": "x"}),
+        ):
+            with pytest.raises((WorkspaceLost, OSError)):
+                place.system.ask(do, **given_)
+        assert [] == names(root)
+
+
+def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(os.urandom(1024) * 5_000)
+    (tmp_path / "many").mkdir()
+    for number in range(5_000):
+        (tmp_path / "many" / f"{number:04}{'x' * 60}").touch()
+    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+        root = Root(place, PathPolicy())
+        opened = root.open_file("large")
+        assert (tmp_path / "large").read_bytes() == read_capped(opened.fd)
+        folder = root.open_folder("many")
+        assert sorted([path.name for path in (tmp_path / "many").iterdir()]) == sorted(e.name for e in folder.fd.list())  # type: ignore[union-attr]
+        with pytest.raises(ToolError, match="does not exist"):
+            root.open_file("nothing")
+
+
+def test_names_that_are_no_text_come_through(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff\xfe.txt")).write_text("odd")
+    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+        root = Root(place, PathPolicy())
+        (name,) = names(root)
+        opened = root.fd.open(name, "file")  # type: ignore[union-attr]
+
+        assert os.fsdecode(b"\xff\xfe.txt") == name
+        assert b"odd" == opened.read(10)
+
+
+def test_a_log_in_may_greet_before_the_program_speaks(tmp_path: Path) -> None:
+    with Workspace.over(
+        ["sh", "-c", 'echo "Welcome to the machine"; exec "$@"', "sh"], tmp_path, python=sys.executable
+    ) as place:
+        assert [] == names(Root(place, PathPolicy()))
+
+
+def test_a_forked_child_opens_its_own_connection(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+        root = Root(place, PathPolicy())
+        read, write = os.pipe()
+        if (pid := os.fork()) == 0:
+            try:
+                os.write(write, json.dumps(names(root)).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as said:
+            assert '["a"]' == said.read()
+        os.waitpid(pid, 0)
+
+        assert ["a"] == names(root)
+
+
+# --- names and modes that no system has -------------------------------------------------------------------------------
+
+NOWHERE = ("a\0b", "\ud800", "sub/\udbff/x")
+
+
+@pytest.mark.spec("reliability:WS6")
+@pytest.mark.parametrize("is_far", [False, True])
+def test_a_name_or_mode_that_no_system_has_is_refused_as_the_system_would(is_far: bool, tmp_path: Path) -> None:
+    place = Workspace.over(["env"], tmp_path, python=sys.executable) if is_far else Workspace(tmp_path)
+    with place:
+        root = Root(place, PathPolicy())
+        folder = root.open_folder(".").fd
+        for name in NOWHERE:
+            for call in (
+                lambda name=name: calls.open_at(name, calls.FILE, folder),
+                lambda name=name: calls.stat_at(name, folder),
+                lambda name=name: calls.readlink(name, folder),
+                lambda name=name: calls.mkdir(name, 0o755, folder),
+                lambda name=name: calls.rmdir(name, folder),
+                lambda name=name: calls.unlink(name, folder),
+                lambda name=name: calls.put(folder, name, b"x", None),
+            ):
+                with pytest.raises(OSError, match="Invalid argument"):
+                    call()
+        for mode in (2**31, -(2**70)):
+            with pytest.raises(OSError, match="Invalid argument"):
+                calls.mkdir("made", mode, folder)
+            with pytest.raises(OSError, match="Invalid argument"):
+                calls.put(folder, "made", b"x", mode)
+        assert [] == names(root)
+        calls.close(folder)
+        root.close()
+
+
+@pytest.mark.spec("reliability:WS6")
+@pytest.mark.parametrize("is_far", [False, True])
+@pytest.mark.parametrize("path", NOWHERE)
+def test_a_root_of_a_name_that_no_system_has_is_refused(is_far: bool, path: str) -> None:
+    place = Workspace.over(["env"], path, python=sys.executable) if is_far else Workspace(path)
+    with place, pytest.raises(DefinitionError, match="cannot be opened as a folder"):
+        Root(place, PathPolicy())
+
+
+def test_a_command_of_a_name_that_no_system_has_is_told_when_it_is_executed(tmp_path: Path) -> None:
+    with (
+        Workspace.over(["\ud800"], tmp_path, name="odd") as place,
+        pytest.raises(WorkspaceLost, match=r"the workspace odd cannot be reached: .* cannot be executed"),
+    ):
+        Root(place, PathPolicy())
+
+
+# --- threads that do things at the same time --------------------------------------------------------------------------
+
+
+def test_a_workspace_is_opened_again_for_those_roots_that_are_not_closed(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+        closed, kept = Root(place, PathPolicy()), Root(place, PathPolicy())
+        closed.close()
+        place.close()
+
+        assert ["a"] == names(kept)
+
+
+def test_threads_that_close_what_is_open_and_ask_at_the_same_time_each_have_their_answer(tmp_path: Path) -> None:
+    class Raced(deque[int]):
+        """A queue of which another thread takes the last one between a look at it and the taking."""
+
+        def __len__(self) -> int:
+            return max(1, super().__len__())
+
+    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+        root = Root(place, PathPolicy())
+        assert place.system is not None
+        place.system._closing = Raced()
+
+        assert [] == names(root)
+
+
+def test_a_listener_that_raises_ends_the_connection_for_everybody_and_the_next_call_opens_another(
+    tmp_path: Path,
+) -> None:
+    class Deaf(Ear):
+        def printed(self, stream: str, data: bytes) -> None:
+            msg = "the loop is closed"
+            raise RuntimeError(msg)
+
+        def gone(self, code: int | None) -> None:
+            super().gone(code)
+            msg = "the loop is closed"
+            raise RuntimeError(msg)
+
+    first, second = [], []
+    prints = "root(); n = asked()['id']; say({'id': n}); m = asked()['id']; say({'id': m}); say({'on': m, 'from': 'out'}, b'x'); time.sleep(30)"
+    with liar(tmp_path, prints) as place:
+        root = Root(place, PathPolicy())
+        system = place.system
+        assert system is not None
+        line = system.connected()
+        for told, kind in ((first, Deaf), (second, Deaf)):
+            system.spawn(
+                root.fd, kind(told), script=None, supervisor="", limits="", program="", argv=[], env={}, log=None
+            )
+        line._thread.join(20)
+
+        assert line.is_lost
+        with pytest.raises(WorkspaceLost, match="what came could not be taken: RuntimeError: the loop is closed"):
+            line.ask("fstat", seconds=1)
+        assert [("gone", None)] == first == second
+
+
+def test_what_wakes_the_thread_that_reads_is_never_written_to_somebody_elses_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+        Root(place, PathPolicy())
+        line = place.system.connected()  # type: ignore[union-attr]
+        wakes, write = line._woken, os.write
+        pipes: list[tuple[int, int]] = []
+
+        def slow(fd: int, data: bytes) -> int:
+            """Whoever closes is held up here, as long as the thread can end and its descriptors' numbers become others'."""
+            if fd == wakes and not pipes:
+                os.kill(line._process.pid, signal.SIGKILL)
+                line._thread.join(1)
+                pipes.extend([os.pipe() for _ in range(8)])
+            return write(fd, data)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(connection.os, "write", slow)
+            line.close()
+        written = []
+        for read, end in pipes:
+            os.close(end)
+            with os.fdopen(read, "rb") as file:
+                written.append(file.read())
+
+        assert [b""] * 8 == written
+
+
+def test_a_call_that_is_interrupted_while_it_is_sent_ends_the_connection_since_half_a_frame_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+        root = Root(place, PathPolicy())
+        line = place.system.connected()  # type: ignore[union-attr]
+        write, sent = os.write, []
+
+        def half(fd: int, data: bytes) -> int:
+            if fd != line._in:
+                return write(fd, data)
+            if sent:
+                raise KeyboardInterrupt
+            sent.append(write(fd, bytes(data)[:10]))
+            return 10
+
+        with monkeypatch.context() as patched:
+            patched.setattr(connection.os, "write", half)
+            with pytest.raises(KeyboardInterrupt):
+                root.fd.put("x", b"data", None)  # type: ignore[union-attr]
+
+        assert line.is_lost
+        assert not line._pending
+        assert [] == names(root)
+
+
+def test_an_answer_that_comes_while_its_call_is_cancelled_is_not_kept_for_ever(tmp_path: Path) -> None:
+    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+        Root(place, PathPolicy())
+        line = place.system.connected()  # type: ignore[union-attr]
+        number = line.ask("private", seconds=5)
+        pending = line._pending[number]
+
+        class Late(threading.Event):
+            """The answer comes behind a look for it, and before the look whether the call was cancelled."""
+
+            def wait(self, timeout: float | None = None) -> bool:
+                super().wait(20)
+                return False
+
+        pending.settled, settled = Late(), pending.settled
+        if settled.is_set():
+            pending.settled.set()
+        cancelled = threading.Event()
+        cancelled.set()
+        with pytest.raises(WorkspaceLost, match="its call was cancelled"):
+            line.answer(number, seconds=20, cancelled=cancelled)
+
+        assert not line._pending
+
+
+def test_threads_that_ask_close_and_open_at_the_same_time_each_have_an_answer_or_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+        roots = [Root(place, PathPolicy()) for _ in range(4)]
+        wrong: list[BaseException] = []
+        answered = [0]
+
+        def ask(root: Root) -> None:
+            for _ in range(40):
+                try:
+                    assert ["a"] == names(root)
+                    answered[0] += 1
+                except (WorkspaceLost, ToolError):
+                    pass
+                except BaseException as error:
+                    wrong.append(error)
+
+        def close() -> None:
+            for step in range(12):
+                time.sleep(0.002 * step)
+                place.close()
+                Root(place, PathPolicy()).close()
+
+        threads = [*[threading.Thread(target=ask, args=(root,)) for root in roots], threading.Thread(target=close)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(50)
+
+        assert not [thread for thread in threads if thread.is_alive()]
+        assert [] == wrong
+        assert ["a"] == names(roots[0])
+        assert answered[0]

@@ -1,0 +1,69 @@
+"""Databases with a write-ahead log: why one cannot be used is said so that somebody can do something about it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+
+import pytest
+
+from stepengine.workspace.write_ahead import Database, reason
+
+
+def error_of(path):
+    with pytest.raises(sqlite3.Error) as caught, contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("SELECT 1 FROM missing")
+    return caught.value
+
+
+def test_a_database_that_cannot_be_opened_says_whether_this_process_can_open_anything_at_all(tmp_path, monkeypatch):
+    refused = error_of(tmp_path / "missing" / "runs.db")
+    alone = reason(refused, 5)
+
+    def full(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", full)
+    among = reason(refused, 5)
+    monkeypatch.undo()
+
+    assert "unable to open database file" == alone
+    assert among.startswith("unable to open database file: ")
+
+
+def test_what_else_is_wrong_is_said_as_it_was_said(tmp_path):
+    refused = error_of(tmp_path / "runs.db")
+
+    assert "no such table: missing" == reason(refused, 5)
+    assert os.strerror(errno.EIO) in reason(OSError(errno.EIO, os.strerror(errno.EIO)), 5)
+
+
+def test_a_database_that_another_program_holds_says_how_long_it_was_waited_for(tmp_path):
+    holder = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    other = sqlite3.connect(tmp_path / "runs.db", timeout=0)
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        other.execute("CREATE TABLE t (x)")
+    other.close()
+    holder.close()
+
+    assert "another program has held it for 5 s" in reason(caught.value, 5)
+
+
+def test_nobody_opens_a_connection_of_a_database_that_nobody_uses(tmp_path):
+    path = tmp_path / "runs.db"
+    path.touch()
+    one = Database.at(path, path.lstat(), seconds=1.0)
+    other = one.share()
+    other.close()
+    with one.reading() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+    one.close()
+
+    for late in (one.reading, one.writing):
+        with pytest.raises(OSError, match="it was closed"), late():
+            pass
+    assert not one.connections()
