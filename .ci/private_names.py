@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = frozenset({"stepengine", "agents"})
-SANDBOX = "programs"
+SANDBOX = "sandbox"
 """The package that runs untrusted code: generated code is its subject."""
 GENERATING = frozenset({"exec", "eval", "compile"})
 LOOKUPS = frozenset({"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"})

@@ -26,7 +26,7 @@ SUBJECTS = {
     "mcp": "MCP",
     "acp": "Editors",
     "web": "Web pages",
-    "serving": "Runs over HTTP",
+    "server": "Runs over HTTP",
     "otel": "Traces",
     "durable": "Durable runs",
     "typing": "Type checkers",
@@ -71,7 +71,7 @@ class Counterpart:
     @property
     def subject(self) -> str:
         """The heading that it stands under."""
-        return SUBJECTS.get(self.test.split("/")[1], ELSE)
+        return SUBJECTS.get(self.test.removeprefix("tests/").removeprefix("adapters/").split("/")[0], ELSE)
 
 
 def counterparts() -> list[Counterpart]:

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.judging.browser import Browser, browser
+from tests.debugging.browser import Browser, browser
 from tests.server.studio.conftest import Page
 from tests.server.studio.stage import Stage
 from tests.server.studio.test_looks import prepared, views

@@ -88,7 +88,7 @@ def test_a_private_name_of_another_package_of_ours_does_not_hide_one_of_a_depend
 
 
 def test_the_sandbox_may_generate_code(check: ModuleType, tmp_path: Path) -> None:
-    assert [] == found_in(check, tmp_path, "exec('x = 1')", "programs")
+    assert [] == found_in(check, tmp_path, "exec('x = 1')", "sandbox")
 
 
 ENTRY = {

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_RECORDING = 200_000
 RECORDINGS = (".jsonl", ".yaml", ".yml", ".run.md", ".run.json", ".request.json", ".events.txt")
 PUBLIC_SUBMODULES = (
-    "errors", "testing", "journal", "tools", "models", "programs", "events", "context", "permissions", "sessions", "mcp", "durable",
-    "judging", "drafts",
+    "errors", "testing", "journal", "tools", "tools.bundled", "models", "sandbox", "events", "context", "permissions", "sessions",
+    "adapters.mcp", "durable", "debugging", "evaluation", "drafts",
 )  # fmt: skip
 
 # Written so that no pattern matches its own line.

@@ -150,7 +150,7 @@ def test_the_site_shows_the_tests_of_a_row_below_it_and_folds_many(monkeypatch: 
 def test_a_test_that_cites_what_is_no_row_is_refused_by_name(row, request: pytest.FixtureRequest) -> None:
     (conftest,) = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "marker_errors")]
     cite = pytest.mark.spec  # by another name: what is cited here proves nothing
-    cited = {"spec": [cite("judging:JG1", "interfaces:IF1", "providers:PV1", row).mark]}
+    cited = {"spec": [cite("evaluation:JG1", "interfaces:IF1", "providers:PV1", row).mark]}
     item = SimpleNamespace(
         name="test_it", location=("tests/test_x.py", 6, ""), iter_markers=lambda name: iter(cited.get(name, ()))
     )

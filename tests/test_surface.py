@@ -154,9 +154,9 @@ MODULES = {
         "contains",
         "command",
         "judge",
-        "render_run",
         "Trials",
     ],
+    "stepengine.debugging": ["debug", "render_run"],
     "stepengine.events": ["TextDelta", "ToolStarted", "ToolFinished", "AgentFinished", "RunFinished"],
     "stepengine.errors": ["StepEngineError", "ToolError", "ModelError", "LimitExceeded", "LimitReached"],
 }

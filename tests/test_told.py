@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {
     "ai-sdk": "tests/web/test_vercel_sdk.py::test_a_page_reads_every_run_and_complains_of_what_failed_only",
     "bubblewrap": "tests/bundled_tools/test_shell_sandbox.py",
-    "chromium": "tests/judging/test_view_in_a_browser.py",
+    "chromium": "tests/debugging/test_view_in_a_browser.py",
     "fastmcp": "tests/adapters/mcp/test_counterparts.py::test_the_version_of_fastmcp_that_is_named_as_supported_is_what_is_tried",
     "llmock": "tests/faults/test_llmock.py",
     "openapi-python-client": "tests/server/test_openapi.py::test_a_generated_client_starts_watches_and_answers_a_run",

@@ -1,7 +1,7 @@
 """
 ``stepengine debug --watch``: one place of a recorded run, shown again under the new code whenever a file of the agent is saved.
 
-This process reads the record, and never imports what is edited: each look is one of a process of its own (``judging.edits``).
+This process reads the record, and never imports what is edited: each look is one of a process of its own (``debugging.edits``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 A desk: a process beside an application, in which one recorded run is looked at under the author's code, for one page.
 
 It reads a line of JSON that says what it is for, holds the record, and never imports what is edited: each version of the code has a process
-of its own that is forked here (``judging.edits``). What it is asked for comes in lines, and so do its answers; at every save of a file it
+of its own that is forked here (``debugging.edits``). What it is asked for comes in lines, and so do its answers; at every save of a file it
 tells by itself what the place looks like now. It ends when nobody can ask any more.
 
 ``python -m stepengine.debugging.desk`` is started by ``stepengine.server``, and by nobody else.

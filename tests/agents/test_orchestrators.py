@@ -103,7 +103,18 @@ def test_agent_files_use_public_names_only(file: Path) -> None:
     """
     They import the front door, its public submodules, pydantic, the standard library, and each other.
     """
-    modules = ("context", "drafts", "errors", "tools", "permissions", "mcp", "judging", "programs", "testing")
+    modules = (
+        "adapters.mcp",
+        "context",
+        "drafts",
+        "errors",
+        "evaluation",
+        "permissions",
+        "sandbox",
+        "testing",
+        "tools",
+        "tools.bundled",
+    )
     public = {"stepengine", *(f"stepengine.{module}" for module in modules)}
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):

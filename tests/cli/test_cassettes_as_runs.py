@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from tests.judging.pages import opened
+from tests.debugging.pages import opened
 
 PROGRAMS = Path(__file__).parents[2] / "cassettes" / "unchanged_programs"
 CHAT = PROGRAMS / "test_openai_sync" / "test_answer.yaml"

@@ -122,7 +122,7 @@ def objects(folder: Path, *commands: str, way: str = "fork") -> list[dict[str, A
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.spec("judging:JG20", "judging:JG21", "judging:JG34", "judging:JG87")
+@pytest.mark.spec("evaluation:JG20", "evaluation:JG21", "evaluation:JG34", "evaluation:JG87")
 @pytest.mark.parametrize("way", ["fork", "paused"])
 def test_it_goes_both_ways_and_stands_where_it_says_with_the_variables_of_that_moment(folder: Path, way: str) -> None:
     commands = [
@@ -150,7 +150,7 @@ def test_it_goes_both_ways_and_stands_where_it_says_with_the_variables_of_that_m
     assert [0, 9] == [found[0]["position"], found[8]["position"]]
 
 
-@pytest.mark.spec("judging:JG22", "judging:JG122")
+@pytest.mark.spec("evaluation:JG22", "evaluation:JG122")
 @pytest.mark.parametrize("way", WAYS)
 def test_it_looks_for_lines_tools_and_expressions_both_ways(folder: Path, way: str) -> None:
     line = next(n for n, text in enumerate((folder / "worker.py").read_text().splitlines(), 1) if "yield STEP" in text)
@@ -172,7 +172,7 @@ def test_it_looks_for_lines_tools_and_expressions_both_ways(folder: Path, way: s
     assert "never held: 5 positions were looked at" in never["error"]
 
 
-@pytest.mark.spec("judging:JG23")
+@pytest.mark.spec("evaluation:JG23")
 @pytest.mark.parametrize("way", WAYS)
 def test_inside_a_child_only_its_own_positions_count(folder: Path, way: str) -> None:
     found = objects(folder, "into 7", "next", "next", "back 2", "out", "next", way=way)
@@ -186,7 +186,7 @@ def test_inside_a_child_only_its_own_positions_count(folder: Path, way: str) -> 
     assert "the run 7 has nothing after this; `out` follows all runs again" == after["error"]
 
 
-@pytest.mark.spec("judging:JG25", "judging:JG30", "judging:JG32", "judging:JG13")
+@pytest.mark.spec("evaluation:JG25", "evaluation:JG30", "evaluation:JG32", "evaluation:JG13")
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_printed_changes_nothing_and_tells_no_secret(folder: Path, way: str) -> None:
     commands = [
@@ -206,7 +206,7 @@ def test_what_is_printed_changes_nothing_and_tells_no_secret(folder: Path, way: 
     assert "swordfish" not in debug(folder, "goto 2", "locals", way=way).stdout
 
 
-@pytest.mark.spec("judging:JG12", "judging:JG30")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG30")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_script_whose_expression_raises_leaves_with_one_and_goes_on_to_its_end(folder: Path, way: str) -> None:
     raised = debug(folder, "goto 2", "p unknown", "pp unknown", "p number", options=("--json",), way=way)
@@ -219,7 +219,7 @@ def test_a_script_whose_expression_raises_leaves_with_one_and_goes_on_to_its_end
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG30")
+@pytest.mark.spec("evaluation:JG30")
 def test_an_expression_that_hangs_or_floods_is_ended_and_the_session_lives(folder: Path) -> None:
     hang, flood, net, left = objects(
         folder,
@@ -236,7 +236,7 @@ def test_an_expression_that_hangs_or_floods_is_ended_and_the_session_lives(folde
     assert "1" == left["text"]
 
 
-@pytest.mark.spec("judging:JG24", "judging:JG26", "judging:JG27")
+@pytest.mark.spec("evaluation:JG24", "evaluation:JG26", "evaluation:JG27")
 @pytest.mark.parametrize("way", WAYS)
 def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) -> None:
     where, down, hooks, request, differs, still = (
@@ -256,7 +256,7 @@ def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) 
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG22", "judging:JG30")
+@pytest.mark.spec("evaluation:JG22", "evaluation:JG30")
 def test_an_expression_that_breaks_the_run_is_told_and_the_run_is_as_it_was(folder: Path) -> None:
     broken, still, went = objects(
         folder, "until inner.__globals__.update(call=None)", "print number", "until len(seen) == 2"
@@ -266,7 +266,7 @@ def test_an_expression_that_breaks_the_run_is_told_and_the_run_is_as_it_was(fold
     assert ("0", "#4") == (still["text"], went["address"])
 
 
-@pytest.mark.spec("judging:JG24", "judging:JG27")
+@pytest.mark.spec("evaluation:JG24", "evaluation:JG27")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(folder: Path, way: str) -> None:
     down, compared, listed = objects(folder, "goto #3", "down", "diff 1 3", "list", way=way)[1:]
@@ -275,7 +275,7 @@ def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(fold
     assert (down["file"], down["line"]) == (listed["file"], listed["line"])
 
 
-@pytest.mark.spec("judging:JG26")
+@pytest.mark.spec("evaluation:JG26")
 def test_what_came_back_is_told_whole_also_where_it_is_a_failure(folder: Path) -> None:
     (folder / "run.jsonl").unlink()
     agent = load_agent(folder / "worker.py")
@@ -288,7 +288,7 @@ def test_what_came_back_is_told_whole_also_where_it_is_a_failure(folder: Path) -
     assert [f"ModelError: {said}\\x1b[2J"] == result["result"] == reply["result"]
 
 
-@pytest.mark.spec("judging:JG26")
+@pytest.mark.spec("evaluation:JG26")
 def test_hooks_of_the_command_line_are_called_only_in_a_run_that_had_them(folder: Path) -> None:
     with Engine(
         [load_agent(folder / "worker.py")],
@@ -305,7 +305,7 @@ def test_hooks_of_the_command_line_are_called_only_in_a_run_that_had_them(folder
     assert {"noted"} == {called[1] for called in had["hooks"]}
 
 
-@pytest.mark.spec("judging:JG28", "judging:JG5")
+@pytest.mark.spec("evaluation:JG28", "evaluation:JG5")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_fork_with_another_result_runs_on_and_is_stood_in_until_the_parent_is_asked_for(
     folder: Path, way: str
@@ -330,7 +330,7 @@ def test_a_fork_with_another_result_runs_on_and_is_stood_in_until_the_parent_is_
     assert diff(FileJournal(folder / "run.jsonl"), FileJournal(folder / "run-1.jsonl"))
 
 
-@pytest.mark.spec("judging:JG28", "judging:JG86")
+@pytest.mark.spec("evaluation:JG28", "evaluation:JG86")
 def test_what_models_may_cost_is_that_of_the_recorded_part_after_the_place(folder: Path) -> None:
     (folder / "run.jsonl").unlink()
     agent = load_agent(folder / "worker.py")
@@ -345,7 +345,7 @@ def test_what_models_may_cost_is_that_of_the_recorded_part_after_the_place(folde
     assert "about $0.0000 to $0.0000" in in_child["error"]
 
 
-@pytest.mark.spec("judging:JG28")
+@pytest.mark.spec("evaluation:JG28")
 def test_a_fork_stands_beside_its_journal_under_the_whole_name_of_that(folder: Path) -> None:
     (folder / "run.jsonl").rename(folder / "run#7.jsonl")
     arguments = ["debug", "run#7.jsonl", "--agent", "worker.py", "--no-fork", "--json", "--exec", "last"]
@@ -358,7 +358,7 @@ def test_a_fork_stands_beside_its_journal_under_the_whole_name_of_that(folder: P
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG28", "judging:JG111")
+@pytest.mark.spec("evaluation:JG28", "evaluation:JG111")
 def test_a_question_is_answered_on_a_copy_and_what_would_be_repeated_or_paid_is_refused(folder: Path) -> None:
     asked, answered, ended = objects(folder, "last", "fork --result yes", "print 1", "state")[0:3]
     refused, live, unknown = objects(
@@ -374,7 +374,7 @@ def test_a_question_is_answered_on_a_copy_and_what_would_be_repeated_or_paid_is_
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG12", "judging:JG29", "judging:JG38", "judging:JG115", "judging:JG119")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG29", "evaluation:JG38", "evaluation:JG115", "evaluation:JG119")
 @pytest.mark.parametrize("way", WAYS)
 def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> None:
     near = debug(folder, "prnit 1", way=way)
@@ -406,7 +406,7 @@ def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> N
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG33", "judging:JG116")
+@pytest.mark.spec("evaluation:JG33", "evaluation:JG116")
 def test_lines_come_from_a_pipe_too_and_the_handler_may_be_hushed(folder: Path) -> None:
     write(folder, extra='print("HANDLER", number)')
     loud = debug(folder, keys="goto 3\nback\np number\n")
@@ -421,7 +421,7 @@ def test_lines_come_from_a_pipe_too_and_the_handler_may_be_hushed(folder: Path) 
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG12", "judging:JG116")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG116")
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_handler_prints_is_no_part_of_the_json_and_nowhere_where_it_is_hushed(folder: Path, way: str) -> None:
     write(folder, extra='print("HANDLER", number, flush=True)')
@@ -436,7 +436,7 @@ def test_what_the_handler_prints_is_no_part_of_the_json_and_nowhere_where_it_is_
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG36")
+@pytest.mark.spec("evaluation:JG36")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_breakpoint_opens_the_loop_in_its_frame_and_is_skipped_on_the_way(folder: Path, way: str) -> None:
     write(folder, extra="breakpoint()")
@@ -451,7 +451,7 @@ def test_a_breakpoint_opens_the_loop_in_its_frame_and_is_skipped_on_the_way(fold
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG36")
+@pytest.mark.spec("evaluation:JG36")
 def test_a_breakpoint_is_ignored_with_one_warning_where_no_terminal_is(folder: Path) -> None:
     write(folder, extra="breakpoint()")
     done = debug(folder, keys="next\nnext\nnext\np number\n")
@@ -496,7 +496,7 @@ def test_at_a_terminal_the_prompt_names_the_effect_where_a_run_has_no_steps(term
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG33", "judging:JG34", "judging:JG29")
+@pytest.mark.spec("evaluation:JG33", "evaluation:JG34", "evaluation:JG29")
 @pytest.mark.parametrize("way", ["fork", "paused"])
 def test_at_a_terminal_it_prompts_goes_back_and_survives_ctrl_c(terminal: Any, folder: Path, way: str) -> None:
     write(folder, extra="time.sleep(60 if number == 9 else 0)")
@@ -518,7 +518,7 @@ def test_at_a_terminal_it_prompts_goes_back_and_survives_ctrl_c(terminal: Any, f
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG116", "judging:JG122")
+@pytest.mark.spec("evaluation:JG116", "evaluation:JG122")
 @pytest.mark.parametrize("way", ["fork", "paused"])
 def test_ctrl_c_ends_a_walk_that_takes_too_long_and_the_position_before_stays(
     terminal: Any, folder: Path, way: str
@@ -541,7 +541,7 @@ def test_ctrl_c_ends_a_walk_that_takes_too_long_and_the_position_before_stays(
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG37")
+@pytest.mark.spec("evaluation:JG37")
 def test_replay_with_pdb_opens_where_it_differs_and_shows_both_sides(terminal: Any, folder: Path) -> None:
     write(folder, **{'f"a{number}"': '"b" if number == 1 else f"a{number}"'})
     here = terminal("replay", "run.jsonl", "--agent", "worker.py", "--pdb")

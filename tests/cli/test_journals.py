@@ -274,7 +274,7 @@ def test_fork_goes_on_with_another_outcome_in_a_file_of_its_own(ended: str, scri
     assert Path(ended).read_bytes() == before
 
 
-@pytest.mark.spec("judging:JG7", "judging:JG8", "judging:JG9")
+@pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG9")
 def test_fork_asks_models_anew_and_answers_tools_from_the_record(ended: str, scripted: Any) -> None:
     agent = edited("You help.", "You hinder.")
     scripted(tool_call("shout", {"text": "two"}), text("fine"))
@@ -299,7 +299,7 @@ def test_fork_asks_models_anew_and_answers_tools_from_the_record(ended: str, scr
     )
 
 
-@pytest.mark.spec("judging:JG7")
+@pytest.mark.spec("evaluation:JG7")
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -21,7 +21,7 @@ PAGE = page(NAME)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG70", "judging:JG76", "judging:JG80", "judging:JG82", "judging:JG83")
+@pytest.mark.spec("evaluation:JG70", "evaluation:JG76", "evaluation:JG80", "evaluation:JG82", "evaluation:JG83")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     In one folder and in order; what is edited is what the block before it names.
@@ -49,12 +49,12 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: py
             case "text":
                 assert_shown(block.text, said)
             case "console":
-                pass  # git's history is not part of the page; tests/judging bisects with this line
+                pass  # git's history is not part of the page; tests/evaluation bisects with this line
             case other:
                 pytest.fail(f"nobody runs a block of {other}")
 
 
-@pytest.mark.spec("judging:JG84")
+@pytest.mark.spec("evaluation:JG84")
 def test_the_line_for_bisecting_is_the_one_of_the_command_and_its_test() -> None:
     """
     The page, the help and the test that runs it agree.
@@ -64,7 +64,7 @@ def test_the_line_for_bisecting_is_the_one_of_the_command_and_its_test() -> None
 
     assert skipping in shown
     assert skipping in inspect.cleandoc(suite.__doc__ or "")
-    assert skipping in (Path(__file__).parents[1] / "judging" / "test_bisecting.py").read_text()
+    assert skipping in (Path(__file__).parents[1] / "evaluation" / "test_bisecting.py").read_text()
 
 
 def test_the_options_of_the_table_are_those_of_the_command() -> None:

@@ -14,7 +14,7 @@ from .pages import follow, page
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG60", "judging:JG65", "judging:JG67")
+@pytest.mark.spec("evaluation:JG60", "evaluation:JG65", "evaluation:JG67")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path) -> None:
     follow("evaluations.md", tmp_path)
 
@@ -27,7 +27,7 @@ def test_who_comes_from_inspect_sees_what_the_page_shows(tmp_path: Path) -> None
     follow("coming-from/inspect.md", tmp_path)
 
 
-@pytest.mark.spec("judging:JG61")
+@pytest.mark.spec("evaluation:JG61")
 def test_the_table_has_every_check() -> None:
     from stepengine.evaluation.evaluation_files import MAKERS
 

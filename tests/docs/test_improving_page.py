@@ -14,7 +14,7 @@ from .pages import follow, page
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG140", "judging:JG144", "judging:JG146")
+@pytest.mark.spec("evaluation:JG140", "evaluation:JG144", "evaluation:JG146")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path) -> None:
     follow("improving.md", tmp_path)
 
@@ -23,7 +23,7 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG147")
+@pytest.mark.spec("evaluation:JG147")
 def test_the_table_holds_what_the_searches_find(tmp_path: Path) -> None:
     text = page("improving.md")
 

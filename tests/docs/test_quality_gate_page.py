@@ -15,7 +15,7 @@ from stepengine.evaluation import evaluate
 from .pages import follow, page
 
 
-@pytest.mark.spec("judging:JG99")
+@pytest.mark.spec("evaluation:JG99")
 def test_the_gate_runs_as_written(tmp_path: Path) -> None:
     follow("quality-gate.md", tmp_path)
 

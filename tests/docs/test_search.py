@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.judging.browser import CHROMIUM, Browser, browser
+from tests.debugging.browser import CHROMIUM, Browser, browser
 
 FIRST = 3
 TYPED = (

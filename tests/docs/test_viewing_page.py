@@ -12,7 +12,7 @@ from .pages import follow, page
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG40", "judging:JG41", "judging:JG49")
+@pytest.mark.spec("evaluation:JG40", "evaluation:JG41", "evaluation:JG49")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     follow("viewing-runs.md", tmp_path)
@@ -24,7 +24,9 @@ def test_the_table_of_keys_has_those_of_the_page() -> None:
     """
     But `?` and Esc, which the text beside the table and every dialog tell.
     """
-    script = (Path(__file__).parents[2] / "stepengine" / "judging" / "viewing" / "page.js").read_text(encoding="utf-8")
+    script = (Path(__file__).parents[2] / "stepengine" / "debugging" / "viewing" / "page.js").read_text(
+        encoding="utf-8"
+    )
     keys = [part.split('"')[1] for part in script.partition("const KEYS = [")[2].partition("];")[0].split("[")[1:]]
 
     assert len(keys) > 10

@@ -17,7 +17,7 @@ from .bundled import recorder
 script = recorder()
 
 
-@pytest.mark.spec("judging:JG2", "judging:JG3")
+@pytest.mark.spec("evaluation:JG2", "evaluation:JG3")
 @pytest.mark.parametrize("agent_id", sorted(script.PLAYS))
 def test_every_shipped_run_is_stepped_from_end_to_end_and_ends_as_its_replay_does(
     agent_id: str, tmp_path: Path

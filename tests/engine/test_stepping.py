@@ -59,7 +59,7 @@ def stepped(agent: Any, journal: MemoryJournal) -> Any:
     return Engine([agent], models=ScriptedModel([])).stepper(journal)
 
 
-@pytest.mark.spec("judging:JG112", "requirements:X59")
+@pytest.mark.spec("evaluation:JG112", "requirements:X59")
 @pytest.mark.parametrize("where", ["root", "child"])
 def test_what_ends_the_program_of_a_run_ends_nothing_of_who_looks_at_it(where: str) -> None:
     def leaving(ctx: Any) -> Any:
@@ -87,7 +87,7 @@ def test_what_ends_the_program_of_a_run_ends_nothing_of_who_looks_at_it(where: s
         assert not stepper.advance()
 
 
-@pytest.mark.spec("judging:JG4", "judging:JG5")
+@pytest.mark.spec("evaluation:JG4", "evaluation:JG5")
 def test_the_frames_of_a_waiting_handler_are_those_of_its_author_with_all_their_variables() -> None:
     def handle_steps(ctx: Any) -> Any:
         seen: list[Any] = []
@@ -126,7 +126,7 @@ def looker(timeout: float | None, number: int = 1) -> Any:
     return AgentDefinition("looker", model="t/m", tools=[looking_tool(timeout, number)])
 
 
-@pytest.mark.spec("judging:JG5")
+@pytest.mark.spec("evaluation:JG5")
 @pytest.mark.parametrize("timeout", [None, 5.0])
 def test_the_frames_of_a_waiting_tool_are_shown_with_and_without_a_time_limit(timeout: float | None) -> None:
     agent = looker(timeout)
@@ -156,7 +156,7 @@ def test_a_divergence_in_a_tool_names_its_line_with_and_without_a_time_limit(tim
     assert raised.value.site in str(raised.value)
 
 
-@pytest.mark.spec("judging:JG5")
+@pytest.mark.spec("evaluation:JG5")
 def test_a_hook_that_waits_in_a_tool_with_a_time_limit_is_the_one_that_is_shown() -> None:
     def asks(ctx: Any, call: Any) -> Any:
         yield from Perform(int)  # the hook waits
@@ -169,7 +169,7 @@ def test_a_hook_that_waits_in_a_tool_with_a_time_limit_is_the_one_that_is_shown(
     assert [("hook", "the hook waits"), ("hook", "the hook waits"), ("tool", "the tool waits")] == tops
 
 
-@pytest.mark.spec("judging:JG5")
+@pytest.mark.spec("evaluation:JG5")
 def test_what_cannot_be_looked_into_is_one_line_and_ends_the_chain() -> None:
     class Delegate:
         def __init__(self) -> None:
@@ -195,7 +195,7 @@ def test_what_cannot_be_looked_into_is_one_line_and_ends_the_chain() -> None:
     assert "Delegate" == frames[-1].function
 
 
-@pytest.mark.spec("judging:JG3")
+@pytest.mark.spec("evaluation:JG3")
 def test_siblings_stand_where_they_stood_when_it_was_recorded_however_their_results_fell() -> None:
     """
     After the first three results of two children at once, the loop variables are those that the recorded run had.
@@ -230,7 +230,7 @@ def test_siblings_stand_where_they_stood_when_it_was_recorded_however_their_resu
     assert live == stood
 
 
-@pytest.mark.spec("judging:JG2")
+@pytest.mark.spec("evaluation:JG2")
 def test_a_stepper_needs_no_event_loop_and_no_thread_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def handle_steps(ctx: Any) -> Any:
         yield STEP
@@ -255,7 +255,7 @@ def test_a_stepper_needs_no_event_loop_and_no_thread_and_writes_nothing(monkeypa
     assert lines == journal.content()
 
 
-@pytest.mark.spec("judging:JG3", "judging:JG111")
+@pytest.mark.spec("evaluation:JG3", "evaluation:JG111")
 def test_a_run_that_waits_ends_with_its_question_and_one_that_was_answered_does_not() -> None:
     def handle_child(ctx: Any) -> Any:
         kept = yield from call("read", str)
@@ -282,7 +282,7 @@ def test_a_run_that_waits_ends_with_its_question_and_one_that_was_answered_does_
         assert ("", "yes") == (stepper.moment().address, stepper.finished.output)
 
 
-@pytest.mark.spec("judging:JG38")
+@pytest.mark.spec("evaluation:JG38")
 def test_a_run_that_goes_another_way_stands_where_it_differs_and_goes_no_further() -> None:
     def handler(last: int) -> Any:
         def handle_steps(ctx: Any) -> Any:
@@ -305,7 +305,7 @@ def test_a_run_that_goes_another_way_stands_where_it_differs_and_goes_no_further
         assert 7 == stepper.moment().frames[0].locals["number"]
 
 
-@pytest.mark.spec("judging:JG38")
+@pytest.mark.spec("evaluation:JG38")
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_run_that_ends_earlier_or_later_than_its_record_is_found(count: int) -> None:
     def handler(count: int) -> Any:
@@ -324,7 +324,7 @@ def test_a_run_that_ends_earlier_or_later_than_its_record_is_found(count: int) -
     assert {1: "unused", 3: "extra"}[count] == raised.value.kind
 
 
-@pytest.mark.spec("judging:JG4", "judging:JG113")
+@pytest.mark.spec("evaluation:JG4", "evaluation:JG113")
 def test_hooks_are_told_with_what_they_said_and_one_that_waits_is_the_frame() -> None:
     def count(ctx: Any) -> Change:
         return Change(context={"n": 1})
@@ -354,7 +354,7 @@ def test_hooks_are_told_with_what_they_said_and_one_that_waits_is_the_frame() ->
     assert ("m/x", 1) == (asking.request.model, asking.step)
 
 
-@pytest.mark.spec("judging:JG2", "judging:JG110")
+@pytest.mark.spec("evaluation:JG2", "evaluation:JG110")
 @pytest.mark.parametrize("how", ["fail_fast", "refused", "depth", "tokens", "window"])
 def test_children_that_were_refused_or_cancelled_end_as_they_are_recorded(how: str) -> None:
     async def pause() -> None:
@@ -388,7 +388,7 @@ def test_children_that_were_refused_or_cancelled_end_as_they_are_recorded(how: s
             assert replayed.state == attrs.evolve(stepper.finished.state, usage=replayed.state.usage)
 
 
-@pytest.mark.spec("judging:JG112")
+@pytest.mark.spec("evaluation:JG112")
 def test_a_run_that_was_cut_off_stands_at_what_is_in_doubt() -> None:
     def handle_steps(ctx: Any) -> Any:
         for number in range(3):
@@ -404,7 +404,7 @@ def test_a_run_that_was_cut_off_stands_at_what_is_in_doubt() -> None:
     assert (1, "#1", None, 1) == (moment.position, moment.address, moment.outcome, moment.frames[0].locals["number"])
 
 
-@pytest.mark.spec("judging:JG2")
+@pytest.mark.spec("evaluation:JG2")
 def test_another_stepper_shares_the_record_and_still_finds_effects_of_another_kind() -> None:
     kinds: list[Any] = []
 
@@ -452,7 +452,7 @@ def test_closing_runs_the_finally_blocks_of_handlers_children_first() -> None:
     assert ["child", "parent"] == closed
 
 
-@pytest.mark.spec("judging:JG119")
+@pytest.mark.spec("evaluation:JG119")
 def test_what_is_no_run_or_has_no_agent_here_is_refused() -> None:
     agent = AgentDefinition("reader", tools=[read], handle_steps=reading)
     with pytest.raises(JournalError):

@@ -110,7 +110,7 @@ def ends_of(journal: Journal) -> list[str]:
 # --- the walk -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("judging:JG3", "waiting:WT4")
+@pytest.mark.spec("evaluation:JG3", "waiting:WT4")
 async def test_each_result_of_each_run_is_one_position_and_the_walk_comes_to_the_recorded_end(
     journal: MemoryJournal,
 ) -> None:
@@ -132,7 +132,7 @@ async def test_each_result_of_each_run_is_one_position_and_the_walk_comes_to_the
     assert result.spending == finished.spending
 
 
-@pytest.mark.spec("judging:JG3", "judging:JG4")
+@pytest.mark.spec("evaluation:JG3", "evaluation:JG4")
 async def test_each_place_is_the_same_from_the_start_as_on_the_way(journal: MemoryJournal) -> None:
     await recorded(journal)
 
@@ -152,7 +152,7 @@ async def test_each_place_is_the_same_from_the_start_as_on_the_way(journal: Memo
                 assert expected == told(other.moment())
 
 
-@pytest.mark.spec("judging:JG4")
+@pytest.mark.spec("evaluation:JG4")
 async def test_inside_of_a_child_in_the_background_are_its_own_variables(journal: MemoryJournal) -> None:
     await recorded(journal)
 
@@ -230,7 +230,7 @@ def steps_on(ctx: Any) -> Any:
         yield STEP
 
 
-@pytest.mark.spec("judging:JG3", "waiting:WT4")
+@pytest.mark.spec("evaluation:JG3", "waiting:WT4")
 @pytest.mark.parametrize("handle", [races, cancels, leaves, leaves_at_once, fails, loses_patience, steps_on])
 async def test_what_ends_with_the_run_around_it_has_the_recorded_end_and_price(
     handle: Any, journal: MemoryJournal

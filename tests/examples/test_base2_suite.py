@@ -18,7 +18,7 @@ SUITE = Path(__file__).resolve().parents[2] / "examples" / "evaluations"
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG68")
+@pytest.mark.spec("evaluation:JG68")
 def test_each_check_of_the_suite_fails_on_a_wrong_solution_or_an_untouched_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +46,7 @@ def test_each_check_of_the_suite_fails_on_a_wrong_solution_or_an_untouched_repos
     assert not re.search("stepengine-eval-", said.stdout)
 
 
-@pytest.mark.spec("judging:JG68")
+@pytest.mark.spec("evaluation:JG68")
 def test_the_suite_has_ten_cases_in_three_repositories_and_needs_a_model() -> None:
     suite = load_evaluation(SUITE / "base2.py")
 

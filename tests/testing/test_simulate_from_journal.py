@@ -1,5 +1,5 @@
 """
-`simulate(agent, from_journal=...)`: a recorded run in which one thing goes wrong at each effect (judging JG83).
+`simulate(agent, from_journal=...)`: a recorded run in which one thing goes wrong at each effect (evaluation JG83).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def says_paid_only_when(state: Any, events: Any) -> None:
     assert pays_before_it_says_so(state, events), "it says paid, and nothing was paid"
 
 
-@pytest.mark.spec("judging:JG83")
+@pytest.mark.spec("evaluation:JG83")
 def test_a_good_agent_comes_through_everything_that_may_go_wrong_at_each_effect() -> None:
     """
     Of a run of ten effects every kind that fits happens once at each; nothing is performed.
@@ -107,7 +107,7 @@ def test_a_good_agent_comes_through_everything_that_may_go_wrong_at_each_effect(
     assert [] == desk.called
 
 
-@pytest.mark.spec("judging:JG83")
+@pytest.mark.spec("evaluation:JG83")
 def test_the_world_says_what_was_recorded() -> None:
     """
     With nothing that goes wrong the run is the recorded one, chance and answers included.
@@ -123,7 +123,7 @@ def test_the_world_says_what_was_recorded() -> None:
     assert recorded.value.output == outputs[-1]  # type: ignore[union-attr]
 
 
-@pytest.mark.spec("judging:JG83")
+@pytest.mark.spec("evaluation:JG83")
 @pytest.mark.parametrize(
     ("flaw", "kind"), [({"careless": True}, {"failure", "timeout"}), ({"obedient": False}, {"other_answer"})]
 )
@@ -151,7 +151,7 @@ def test_an_invariant_that_breaks_is_told_with_the_one_fault_that_does_it(flaw: 
         )  # fmt: skip
 
 
-@pytest.mark.spec("judging:JG83")
+@pytest.mark.spec("evaluation:JG83")
 def test_an_invariant_is_asked_before_each_effect_with_the_events_so_far() -> None:
     """
     Of root and child, and at their ends; events only grow.
@@ -170,7 +170,7 @@ def test_an_invariant_is_asked_before_each_effect_with_the_events_so_far() -> No
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG83")
+@pytest.mark.spec("evaluation:JG83")
 def test_of_a_long_run_some_places_are_drawn_always_the_same() -> None:
     """
     More than forty effects: two hundred worlds beside the calm one.
@@ -187,7 +187,7 @@ def test_of_a_long_run_some_places_are_drawn_always_the_same() -> None:
     assert once == again
 
 
-@pytest.mark.spec("judging:JG83", "judging:JG119")
+@pytest.mark.spec("evaluation:JG83", "evaluation:JG119")
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Any) -> None:
     """
     What cannot be read says so before anything is run.

@@ -9,9 +9,7 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.exits import Exit
-from stepengine.cli.journals import find_journal
-from stepengine.cli.judging import (
+from stepengine.cli.evaluation import (
     Budget,
     CheckText,
     Simulate,
@@ -25,6 +23,8 @@ from stepengine.cli.judging import (
     purse_of,
     to_the_end,
 )
+from stepengine.cli.exits import Exit
+from stepengine.cli.journals import find_journal
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import dumps, say
 from stepengine.cli.scripts import ScriptFile, models_of_script

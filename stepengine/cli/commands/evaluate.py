@@ -20,8 +20,7 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.judging import (
+from stepengine.cli.evaluation import (
     Budget,
     Yes,
     clean_lines,
@@ -32,6 +31,7 @@ from stepengine.cli.judging import (
     purse_of,
     to_the_end,
 )
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.scripts import ScriptFile, models_of_script

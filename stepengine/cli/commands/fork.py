@@ -16,6 +16,7 @@ from attrs import frozen
 from stepengine.cli.bench import Bench, bench_for
 from stepengine.cli.commands.moving import Agents, fork_durable
 from stepengine.cli.deployment import App, Db, Pool
+from stepengine.cli.evaluation import Budget, Fresh, Simulate, purse_of
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,
@@ -31,7 +32,6 @@ from stepengine.cli.journals import (
     recorded_agent,
     refuse_foreign_yes,
 )
-from stepengine.cli.judging import Budget, Fresh, Simulate, purse_of
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
 from stepengine.cli.perform import Run, print_result
 from stepengine.cli.recording import RunRecording

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from attrs import frozen
 
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import spread
-from stepengine.cli.judging import (
+from stepengine.cli.evaluation import (
     Budget,
     Fresh,
     RecordedCase,
@@ -27,6 +25,8 @@ from stepengine.cli.judging import (
     purse_of,
     to_the_end,
 )
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.journals import spread
 from stepengine.cli.options import Files, Options, with_options
 from stepengine.cli.screen.render import cut, dumps, say, visible
 from stepengine.cli.scripts import ScriptFile, models_of_script

@@ -18,8 +18,8 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.bench import bench_for, family, pricing_of, served_models
+from stepengine.cli.evaluation import clean_lines, clean_report, cleaner, interrupted_or, to_the_end
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.judging import clean_lines, clean_report, cleaner, interrupted_or, to_the_end
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.scripts import ScriptFile, script_of

@@ -11,9 +11,9 @@ import attrs
 import typer
 
 from stepengine.cli.bench import family
+from stepengine.cli.evaluation import CheckText, case_of, clean_report, interrupted_or
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import find_journal
-from stepengine.cli.judging import CheckText, case_of, clean_report, interrupted_or
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepengine.cli.evaluation import clean_lines, clean_report, interrupted_or
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import journal_at, spread
-from stepengine.cli.judging import clean_lines, clean_report, interrupted_or
 from stepengine.cli.options import Config, Files, Json, Options
 from stepengine.cli.screen.render import dumps, say
 from stepengine.errors import UnknownModel

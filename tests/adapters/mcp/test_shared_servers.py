@@ -169,7 +169,7 @@ def test_an_evaluation_whose_samples_share_a_server_scores_what_its_agent_is_wor
     assert [1.0] * 2 == [row["mean"] for row in report["summary"]]
 
 
-@pytest.mark.spec("judging:JG63", "judging:JG65")
+@pytest.mark.spec("evaluation:JG63", "evaluation:JG65")
 def test_an_evaluation_leaves_out_a_sample_that_lost_its_server_says_so_and_never_reads_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

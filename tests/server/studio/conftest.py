@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.judging.browser import CHROMIUM, Browser, browser
+from tests.debugging.browser import CHROMIUM, Browser, browser
 
 from .stage import Stage
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.judging.browser import AXE, CHROMIUM, Browser, faults
+from tests.debugging.browser import AXE, CHROMIUM, Browser, faults
 
 from .conftest import Page
 from .shop import CODE, Shop, done, rests, save, until

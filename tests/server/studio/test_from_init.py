@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.debugging.browser import AXE, CHROMIUM, Browser, faults
 from tests.faults.test_llmock import COMMAND, served
-from tests.judging.browser import AXE, CHROMIUM, Browser, faults
 
 from .conftest import Page
 from .shop import Shop, save

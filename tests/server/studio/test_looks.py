@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.judging.browser import AXE, CHROMIUM, faults
+from tests.debugging.browser import AXE, CHROMIUM, faults
 
 from .conftest import Page
 from .stage import Stage

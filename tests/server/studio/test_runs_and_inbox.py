@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.judging.browser import CHROMIUM
+from tests.debugging.browser import CHROMIUM
 
 from .conftest import Page
 from .stage import HOSTILE, WORDS, Model, Stage, png, until

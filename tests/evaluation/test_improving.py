@@ -1,5 +1,5 @@
 """
-`stepengine compare improve`: a better version of an agent is found, proved and paid for once (judging JG140-JG148).
+`stepengine compare improve`: a better version of an agent is found, proved and paid for once (evaluation JG140-JG148).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def without_places(report: Any) -> Any:
 # --- a better one -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("judging:JG140", "judging:JG144")
+@pytest.mark.spec("evaluation:JG140", "evaluation:JG144")
 def test_a_better_prompt_is_found_proved_and_written_only_where_that_is_asked_for(greeting: Any) -> None:
     before = Path("greeter.py").read_text()
     made = improve(greeting, "--budget", "1", "--seed", "1")
@@ -160,7 +160,7 @@ def test_a_better_prompt_is_found_proved_and_written_only_where_that_is_asked_fo
     assert before.replace("people.", "people. Do it by name.") == Path("greeter.py").read_text()
 
 
-@pytest.mark.spec("judging:JG146")
+@pytest.mark.spec("evaluation:JG146")
 @pytest.mark.deep
 def test_a_search_is_replayed_for_nothing_and_the_same_seed_finds_the_same(greeting: Any) -> None:
     first = improve(greeting, "--budget", "1", "--seed", "4")
@@ -172,7 +172,7 @@ def test_a_search_is_replayed_for_nothing_and_the_same_seed_finds_the_same(greet
     assert without_places(first) == without_places(improve(greeting, "--budget", "1", "--seed", "4", out="p"))
 
 
-@pytest.mark.spec("judging:JG146")
+@pytest.mark.spec("evaluation:JG146")
 @pytest.mark.deep
 @pytest.mark.parametrize("dies", [1, 9, 10, 14, 20, 27])
 def test_a_search_that_is_killed_goes_on_to_the_same_end_and_pays_for_nothing_twice(greeting: Any, dies: int) -> None:
@@ -207,7 +207,7 @@ def test_a_search_that_is_killed_goes_on_to_the_same_end_and_pays_for_nothing_tw
     assert [*asked[: dies - 1], asked[dies - 1], *asked[dies - 1 :]] == again
 
 
-@pytest.mark.spec("judging:JG145")
+@pytest.mark.spec("evaluation:JG145")
 def test_two_things_are_found_one_after_the_other_where_a_check_counts_by_itself(greeting: Any) -> None:
     """
     Every case wants two things; with `pass` neither helps alone, by the check of one it does.
@@ -219,7 +219,7 @@ def test_two_things_are_found_one_after_the_other_where_a_check_counts_by_itself
     assert "by name" in made["changes"]["system_prompt"]
 
 
-@pytest.mark.spec("judging:JG147")
+@pytest.mark.spec("evaluation:JG147")
 @pytest.mark.deep
 @pytest.mark.parametrize("task", TASKS)
 def test_on_each_task_a_better_version_is_found_where_there_is_one(task: str, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_on_each_task_a_better_version_is_found_where_there_is_one(task: str, tm
 # --- money ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("judging:JG142")
+@pytest.mark.spec("evaluation:JG142")
 @pytest.mark.parametrize(
     ("budget", "code"),
     [("0.0001", Exit.LIMIT), ("0.011", Exit.LIMIT), ("0.05", Exit.FAILED), ("0.08", None), ("0.5", Exit.COMPLETED)],
@@ -274,7 +274,7 @@ def asking(number: int) -> ModelRequest:
     return ModelRequest("anthropic/claude-sonnet-4-5", messages=Transcript([UserMessage(f"Question {number}")]))
 
 
-@pytest.mark.spec("judging:JG142")
+@pytest.mark.spec("evaluation:JG142")
 @pytest.mark.parametrize(("most", "together"), [("0.01", 10), ("0.05", 2), ("9", 1)])
 async def test_calls_are_made_side_by_side_as_long_as_all_of_them_fit_in(
     most: str, together: int, tmp_path: Path
@@ -294,7 +294,7 @@ async def test_calls_are_made_side_by_side_as_long_as_all_of_them_fit_in(
     assert buyer.refused is not None
 
 
-@pytest.mark.spec("judging:JG142", "judging:JG146")
+@pytest.mark.spec("evaluation:JG142", "evaluation:JG146")
 async def test_a_book_keeps_what_was_bought_and_counts_what_was_cut_off(tmp_path: Path) -> None:
     file = tmp_path / "book.jsonl"
     with ReplyBook(file, Decimal(1)) as book:
@@ -316,7 +316,7 @@ async def test_a_book_keeps_what_was_bought_and_counts_what_was_cut_off(tmp_path
         assert "one" == book.replies("b")[book.key(asking(1))][0].text
 
 
-@pytest.mark.spec("judging:JG148")
+@pytest.mark.spec("evaluation:JG148")
 @pytest.mark.parametrize(
     "line", ["nothing", "[]", '{"number": "x"}', '{"number": 1, "paid": "x", "reply": null}', "{" * 9_000]
 )
@@ -352,7 +352,7 @@ evaluation = Evaluation("e", [Case(f"c{n}", f"Task {n}", replies=replies) for n 
 '''
 
 
-@pytest.mark.spec("judging:JG143")
+@pytest.mark.spec("evaluation:JG143")
 def test_what_a_change_does_not_touch_is_not_paid_again(folder: Any) -> None:
     """
     Versions of the second prompt share the calls of the first one; of the cases that decide those are made once, too.
@@ -390,7 +390,7 @@ def reflecting_with(folder: Any, body: str) -> None:
     )
 
 
-@pytest.mark.spec("judging:JG148")
+@pytest.mark.spec("evaluation:JG148")
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -415,7 +415,7 @@ def test_answers_that_nothing_can_be_done_with_end_the_search_soon(greeting: Any
     assert len(Path("asked.txt").read_text().splitlines()) == 7
 
 
-@pytest.mark.spec("judging:JG144")
+@pytest.mark.spec("evaluation:JG144")
 def test_an_agent_that_passes_everything_is_left_as_it_is(greeting: Any) -> None:
     greeting.write("greeter.py", GREETER.replace("Greet people.", "Greet people by name."))
     made = improve(greeting, "--budget", "1", "--seed", "1", code=Exit.FAILED)
@@ -424,7 +424,7 @@ def test_an_agent_that_passes_everything_is_left_as_it_is(greeting: Any) -> None
     assert "no better version was found" in made["told"]
 
 
-@pytest.mark.spec("judging:JG144", "judging:JG148")
+@pytest.mark.spec("evaluation:JG144", "evaluation:JG148")
 @pytest.mark.deep
 def test_a_judge_who_throws_dice_makes_no_version_better(greeting: Any) -> None:
     """
@@ -445,7 +445,7 @@ def test_a_judge_who_throws_dice_makes_no_version_better(greeting: Any) -> None:
     assert len(made["versions"]) > 2
 
 
-@pytest.mark.spec("judging:JG148")
+@pytest.mark.spec("evaluation:JG148")
 def test_a_check_that_breaks_is_told_and_not_searched_against(greeting: Any) -> None:
     greeting.write(
         "greeting.py",
@@ -461,7 +461,7 @@ def test_a_check_that_breaks_is_told_and_not_searched_against(greeting: Any) -> 
 # --- what is refused before anything is spent -------------------------------------------------------------------------
 
 
-@pytest.mark.spec("judging:JG148")
+@pytest.mark.spec("evaluation:JG148")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -486,7 +486,7 @@ def test_what_cannot_be_searched_is_refused_before_anything_is_spent(
     assert not Path("o").exists()
 
 
-@pytest.mark.spec("judging:JG148")
+@pytest.mark.spec("evaluation:JG148")
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -508,7 +508,7 @@ def test_an_evaluation_that_cannot_decide_is_refused(greeting: Any, old: str, ne
     assert not Path("asked.txt").exists()
 
 
-@pytest.mark.spec("judging:JG141", "judging:JG148")
+@pytest.mark.spec("evaluation:JG141", "evaluation:JG148")
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
@@ -528,7 +528,7 @@ def test_an_agent_whose_prompt_is_made_by_code_is_refused(greeting: Any, prompt:
     assert Path("asked.txt").exists() is not bool(said)
 
 
-@pytest.mark.spec("judging:JG148")
+@pytest.mark.spec("evaluation:JG148")
 def test_an_unknown_agent_model_or_price_is_refused(greeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "x")
     live = GREETING.replace(", replies=answer", "")
@@ -546,7 +546,7 @@ def test_an_unknown_agent_model_or_price_is_refused(greeting: Any, monkeypatch: 
     assert not Path("o").exists()
 
 
-@pytest.mark.spec("judging:JG146", "judging:JG148")
+@pytest.mark.spec("evaluation:JG146", "evaluation:JG148")
 @pytest.mark.deep
 def test_a_search_goes_on_only_with_what_it_began_with(greeting: Any) -> None:
     improve(greeting, "--budget", "1", "--seed", "1")
@@ -564,7 +564,7 @@ def test_a_search_goes_on_only_with_what_it_began_with(greeting: Any) -> None:
     assert asked == Path("asked.txt").read_text()
 
 
-@pytest.mark.spec("judging:JG146", "judging:JG148")
+@pytest.mark.spec("evaluation:JG146", "evaluation:JG148")
 @pytest.mark.deep
 def test_what_is_typed_otherwise_for_a_search_that_goes_on_is_refused(greeting: Any) -> None:
     improve(greeting, "--budget", "1", "--seed", "1", "--blame", "2")
@@ -579,7 +579,7 @@ def test_what_is_typed_otherwise_for_a_search_that_goes_on_is_refused(greeting: 
     assert ended["is_better"]
 
 
-@pytest.mark.spec("judging:JG146")
+@pytest.mark.spec("evaluation:JG146")
 @pytest.mark.parametrize("lines", [0, 1])
 @pytest.mark.deep
 def test_a_search_that_was_killed_before_its_first_record_is_begun_where_it_was(greeting: Any, lines: int) -> None:
@@ -593,7 +593,7 @@ def test_a_search_that_was_killed_before_its_first_record_is_begun_where_it_was(
     assert improve(greeting, "--budget", "1", "--seed", "1", out="p")["is_better"]
 
 
-@pytest.mark.spec("judging:JG140")
+@pytest.mark.spec("evaluation:JG140")
 @pytest.mark.deep
 def test_an_agent_that_was_edited_while_the_search_went_on_is_left_as_it_is(greeting: Any) -> None:
     edited = GREETER.replace("people", "people and animals")
@@ -606,7 +606,7 @@ def test_an_agent_that_was_edited_while_the_search_went_on_is_left_as_it_is(gree
     assert "by name" in Path("o/improvement.diff").read_text()
 
 
-@pytest.mark.spec("judging:JG143", "judging:JG146")
+@pytest.mark.spec("evaluation:JG143", "evaluation:JG146")
 @pytest.mark.deep
 def test_a_search_that_an_error_ended_begins_anew_with_all_that_it_bought(greeting: Any) -> None:
     """
@@ -625,7 +625,7 @@ def test_a_search_that_an_error_ended_begins_anew_with_all_that_it_bought(greeti
     assert Path("o/improver.before-1.jsonl").is_file()
 
 
-@pytest.mark.spec("judging:JG142", "judging:JG145")
+@pytest.mark.spec("evaluation:JG142", "evaluation:JG145")
 @pytest.mark.deep
 def test_a_judge_is_paid_from_the_same_budget_and_not_asked_again_about_the_same_answer(greeting: Any) -> None:
     """
@@ -653,7 +653,7 @@ evaluation"""
     assert 54 * Decimal("0.002") + 48 * Decimal("0.003") + 2 * Decimal("0.01") == Decimal(made["spent"])
 
 
-@pytest.mark.spec("judging:JG146")
+@pytest.mark.spec("evaluation:JG146")
 def test_the_improver_without_cases_says_who_brings_them(folder: Any) -> None:
     params = {"parts": {"system_prompt": "x"}, "search": ["a"], "held_out": [], "budget": "1"}
     said = folder.type("run", "improver", "--params", json.dumps(params), "--no-journal", code=Exit.FAILED).stderr
@@ -696,7 +696,7 @@ evaluation = Evaluation("e", [Case(f"c{n}", f"Shelf {n}", replies=replies) for n
 '''
 
 
-@pytest.mark.spec("judging:JG141")
+@pytest.mark.spec("evaluation:JG141")
 @pytest.mark.deep
 def test_the_reflecting_model_is_shown_failed_runs_with_the_step_to_blame(folder: Any) -> None:
     folder.write("both.py", LOOKING)
@@ -726,7 +726,7 @@ def test_the_reflecting_model_is_shown_failed_runs_with_the_step_to_blame(folder
     assert "step 1 is to blame: the chance to pass falls with step 1" in shown
 
 
-@pytest.mark.spec("judging:JG141")
+@pytest.mark.spec("evaluation:JG141")
 @pytest.mark.parametrize("check", ["run.files.text('x') == 'three'", "'x' in run.files", "bool(run.files.changed)"])
 def test_nobody_is_blamed_by_a_check_that_reads_files(folder: Any, check: str) -> None:
     """
@@ -811,7 +811,7 @@ def parts(tmp_path: Path) -> AgentFile:
     return AgentFile.read(AgentPlace(tmp_path / "mine.py"))
 
 
-@pytest.mark.spec("judging:JG140")
+@pytest.mark.spec("evaluation:JG140")
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_diff_has_the_lines_of_the_file_whatever_its_texts_hold(tmp_path: Path, end: str) -> None:
     source = f'{GREETER}\x0c\nLATER = "a\u2028b"\n'.replace("\n", end)
@@ -824,7 +824,7 @@ def test_a_diff_has_the_lines_of_the_file_whatever_its_texts_hold(tmp_path: Path
     assert file.altered({"system_prompt": "Greet\u2028all\x85of them."}).decode().split("\n")[:-1] == kept
 
 
-@pytest.mark.spec("judging:JG141")
+@pytest.mark.spec("evaluation:JG141")
 def test_parts_are_the_literals_that_an_agent_is_made_of(parts: AgentFile) -> None:
     assert {
         "system_prompt": "Grüße people politely.", "settings.temperature": 0.5, "settings.max_tokens": 100, "params.limit": 3,
@@ -840,7 +840,7 @@ TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters=
 )
 
 
-@pytest.mark.spec("judging:JG141")
+@pytest.mark.spec("evaluation:JG141")
 @given(prompt=TEXTS, tool=TEXTS, limit=st.integers(1, 10**6), share=st.floats(allow_nan=False, allow_infinity=False))
 @pytest.mark.deep
 def test_a_version_is_what_its_file_would_be(
@@ -873,7 +873,7 @@ def test_a_version_is_what_its_file_would_be(
     assert ["after.py", "mine.py"] == sorted([path.name for path in folder.iterdir() if path.suffix == ".py"])
 
 
-@pytest.mark.spec("judging:JG141")
+@pytest.mark.spec("evaluation:JG141")
 @given(text=TEXTS)
 def test_a_docstring_of_a_tool_can_say_anything(text: str, tmp_path_factory: Any) -> None:
     import inspect
@@ -887,7 +887,7 @@ def test_a_docstring_of_a_tool_can_say_anything(text: str, tmp_path_factory: Any
     assert inspect.cleandoc(text) == after.parts["tools.look"].value if inspect.cleandoc(text).strip() else True
 
 
-@pytest.mark.spec("judging:JG148")
+@pytest.mark.spec("evaluation:JG148")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -921,14 +921,14 @@ def version(number: int, scores: str, parents: tuple[int, ...] = (0,), **changes
     return improver.Version(number, changes, parents if number else (), "", runs)
 
 
-@pytest.mark.spec("judging:JG145")
+@pytest.mark.spec("evaluation:JG145")
 def test_a_version_stays_as_long_as_it_is_best_at_some_case_that_no_other_is() -> None:
     pool = [version(0, "0000"), version(1, "1100"), version(2, "0011"), version(3, "1000")]
 
     assert {"a": {1}, "b": {1}, "c": {2}, "d": {2}} == improver.front_of(pool, "abcd")
 
 
-@pytest.mark.spec("judging:JG145")
+@pytest.mark.spec("evaluation:JG145")
 def test_two_versions_that_know_different_things_are_merged_once() -> None:
     pool = [version(0, "0000"), version(1, "1100", x="one", z="both"), version(2, "0011", y="two", z="other")]
     tried: set[tuple[int, int]] = set()
@@ -939,7 +939,7 @@ def test_two_versions_that_know_different_things_are_merged_once() -> None:
     assert improver.merged(pool, "abcd", tried, Random(0)) is None
 
 
-@pytest.mark.spec("judging:JG145")
+@pytest.mark.spec("evaluation:JG145")
 def test_a_version_and_what_was_made_of_it_are_not_merged() -> None:
     pool = [version(0, "0000"), version(1, "1100", x="one"), version(2, "0111", (1,), x="one", y="two")]
 

@@ -24,10 +24,10 @@ from stepengine.debugging.viewing.rendering import stored
 from stepengine.debugging.viewing.serving import FollowedJournal, server_of
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.testing import ScriptedModel
+from tests.evaluation.runs import engine, hostile_run, programmed, read_all, reviewed, said, tool_call
 
 from .browser import AXE, CHROMIUM, Browser, browser, faults
 from .pages import frames_at, opened
-from .runs import engine, hostile_run, programmed, read_all, reviewed, said, tool_call
 
 pytestmark = [
     pytest.mark.deep,
@@ -79,7 +79,7 @@ def settled(chromium: Browser) -> None:
     chromium.run("new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))")
 
 
-@pytest.mark.spec("judging:JG42", "judging:JG43", "judging:JG44", "judging:JG133")
+@pytest.mark.spec("evaluation:JG42", "evaluation:JG43", "evaluation:JG44", "evaluation:JG133")
 def test_a_run_of_5000_steps_opens_scrolls_and_searches_with_few_rows(
     page: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_run_of_5000_steps_opens_scrolls_and_searches_with_few_rows(
     assert len(text) < 8_000_000
 
 
-@pytest.mark.spec("judging:JG45", "judging:JG133")
+@pytest.mark.spec("evaluation:JG45", "evaluation:JG133")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_hostile_runs_loads_or_becomes_a_node(page: Any, scheme: str) -> None:
     journal = hostile_run()
@@ -195,7 +195,7 @@ def shape(node: str) -> str:
     return f"[...{node}.querySelectorAll('em,strong,code,li,pre,.title')].map(n => [n.tagName.toLowerCase(), n.textContent])"
 
 
-@pytest.mark.spec("judging:JG45", "judging:JG46", "judging:JG47")
+@pytest.mark.spec("evaluation:JG45", "evaluation:JG46", "evaluation:JG47")
 def test_what_a_model_writes_in_markdown_is_formatted_and_m_shows_it_as_it_is_written(page: Any) -> None:
     journal = read_all(2, lambda number: said(REPORT, tool_call("read_file", {"path": "a.py"})))
     chromium = page(render_run(journal), "#step=1&tab=reply")
@@ -220,7 +220,7 @@ def test_what_a_model_writes_in_markdown_is_formatted_and_m_shows_it_as_it_is_wr
     assert seen == chromium.run(shape("document.querySelector('#panel .md')"))
 
 
-@pytest.mark.spec("judging:JG45")
+@pytest.mark.spec("evaluation:JG45")
 def test_markdown_is_read_as_another_projects_reader_reads_it_and_no_word_is_lost(page: Any) -> None:
     """
     The other one is markdown-it; what the page leaves alone, links and the like, is switched off there.
@@ -315,7 +315,7 @@ def written(chance: random.Random) -> str:
     return "\n".join(blocks)
 
 
-@pytest.mark.spec("judging:JG45")
+@pytest.mark.spec("evaluation:JG45")
 @pytest.mark.parametrize(
     "sign", ["*", "**", "_", "`", "`` ` ", "* a *b ", "**a *b_ ", "- ", "  - ", "```\n", "|", "\\", "1. a\n"]
 )
@@ -341,7 +341,7 @@ def test_signs_without_end_stop_no_page(page: Any, sign: str) -> None:
         assert deepest < 40
 
 
-@pytest.mark.spec("judging:JG46")
+@pytest.mark.spec("evaluation:JG46")
 @pytest.mark.parametrize(
     ("options", "shown"),
     [(None, ""), (3, " 3"), ({"a": 1}, ' {"a":1}'), ("abc", " abc"), (["a", None, "b"], " a b")],
@@ -365,7 +365,7 @@ def test_a_call_has_a_row_whatever_its_input_looks_like(page: Any, options: Any,
     assert f"a house{shown}" == text_of(chromium, "#list .given")
 
 
-@pytest.mark.spec("judging:JG46", "judging:JG111")
+@pytest.mark.spec("evaluation:JG46", "evaluation:JG111")
 def test_what_waits_is_gone_on_with_and_what_ended_is_forked_from(page: Any) -> None:
     chromium = page(render_run(reviewed(answered=False)))
     begun = text_of(chromium, "#head .command")
@@ -376,7 +376,7 @@ def test_what_waits_is_gone_on_with_and_what_ended_is_forked_from(page: Any) -> 
     assert "stepengine resume 'the journal in memory'" == text_of(chromium, "#head .command")
 
 
-@pytest.mark.spec("judging:JG47", "judging:JG46", "judging:JG44")
+@pytest.mark.spec("evaluation:JG47", "evaluation:JG46", "evaluation:JG44")
 def test_keys_move_choose_find_and_copy_and_are_letters_while_one_types(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer))
 
@@ -417,7 +417,7 @@ def test_keys_move_choose_find_and_copy_and_are_letters_while_one_types(page: An
     chromium.wait("document.querySelector('#fork').textContent === 'Copied'")
 
 
-@pytest.mark.spec("judging:JG46")
+@pytest.mark.spec("evaluation:JG46")
 def test_an_address_of_a_step_and_a_tab_opens_there(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer), "#step=2&tab=request")
 
@@ -430,7 +430,7 @@ def test_an_address_of_a_step_and_a_tab_opens_there(page: Any, reviewer: Journal
     assert [False] == [is_new for is_new, cap in blocks if "Review src." in cap]
 
 
-@pytest.mark.spec("judging:JG40", "judging:JG42")
+@pytest.mark.spec("evaluation:JG40", "evaluation:JG42")
 @pytest.mark.parametrize("name", ["reviewer", "base2-max"])
 def test_the_script_puts_each_request_together_as_the_journal_does(name: str, page: Any, reviewer: Journal) -> None:
     (file,) = (Path(__file__).parents[2] / "cassettes" / "agents").rglob("base2-max.jsonl")
@@ -456,7 +456,7 @@ def test_the_script_puts_each_request_together_as_the_journal_does(name: str, pa
             assert first in shown
 
 
-@pytest.mark.spec("judging:JG40", "judging:JG46")
+@pytest.mark.spec("evaluation:JG40", "evaluation:JG46")
 def test_each_tab_shows_its_part_of_the_step(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer), "#step=1")
     seen = {}
@@ -485,7 +485,7 @@ def test_each_tab_shows_its_part_of_the_step(page: Any, reviewer: Journal) -> No
     assert chromium.run("document.querySelector('#panel img').src").startswith("data:image/png;base64,")
 
 
-@pytest.mark.spec("judging:JG41", "judging:JG46")
+@pytest.mark.spec("evaluation:JG41", "evaluation:JG46")
 def test_the_line_and_the_variables_of_a_step_are_shown_and_what_changed_between_two(
     page: Any, reviewer: Journal
 ) -> None:
@@ -516,7 +516,7 @@ def test_the_line_and_the_variables_of_a_step_are_shown_and_what_changed_between
     assert "+ 4 added" in changed
 
 
-@pytest.mark.spec("judging:JG49")
+@pytest.mark.spec("evaluation:JG49")
 def test_two_runs_stand_side_by_side_equal_steps_folded_the_first_difference_open(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer, other=reviewed(last="Another end.")))
     settled(chromium)
@@ -539,7 +539,7 @@ def test_two_runs_stand_side_by_side_equal_steps_folded_the_first_difference_ope
     )
 
 
-@pytest.mark.spec("judging:JG50", "judging:JG133")
+@pytest.mark.spec("evaluation:JG50", "evaluation:JG133")
 def test_a_page_that_is_served_shows_what_is_recorded_meanwhile(chromium: Browser, tmp_path: Path) -> None:
     lines = list(reviewed().lines())
     path = tmp_path / "run.jsonl"
@@ -633,7 +633,7 @@ def test_runs_that_went_on_beside_each_other_stand_in_lanes_side_by_side_by_time
     )  # no model was asked, so nothing is charted
 
 
-@pytest.mark.spec("judging:JG48")
+@pytest.mark.spec("evaluation:JG48")
 @pytest.mark.parametrize(("width", "height"), [(360, 225), (700, 900), (1440, 900)])
 def test_no_width_needs_to_be_scrolled_sideways(page: Any, width: int, height: int, reviewer: Journal) -> None:
     """
@@ -651,7 +651,7 @@ def test_no_width_needs_to_be_scrolled_sideways(page: Any, width: int, height: i
 @pytest.mark.skipif(
     AXE is None, reason="needs axe-core: npm install --no-save axe-core, or AXE_CORE=path/to/axe.min.js"
 )
-@pytest.mark.spec("judging:JG48", "judging:JG133")
+@pytest.mark.spec("evaluation:JG48", "evaluation:JG133")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 420])
 def test_a_machine_that_checks_accessibility_finds_nothing(
@@ -790,7 +790,7 @@ def test_a_long_program_opens_around_its_calls_and_shows_all_lines_when_asked(pa
 @pytest.mark.skipif(
     AXE is None, reason="needs axe-core: npm install --no-save axe-core, or AXE_CORE=path/to/axe.min.js"
 )
-@pytest.mark.spec("judging:JG48", "programs:PG38")
+@pytest.mark.spec("evaluation:JG48", "programs:PG38")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 420])
 def test_a_machine_that_checks_accessibility_finds_nothing_in_a_program(page: Any, scheme: str, width: int) -> None:
@@ -803,7 +803,7 @@ def test_a_machine_that_checks_accessibility_finds_nothing_in_a_program(page: An
     assert [] == faults(chromium)
 
 
-@pytest.mark.spec("judging:JG48")
+@pytest.mark.spec("evaluation:JG48")
 def test_rows_and_charts_can_be_understood_without_seeing_them(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer))
     chromium.press("j")

@@ -1,5 +1,5 @@
 """
-`stepengine eval`: how good agents are at a set of tasks, and what is run again of it (judging JG60-JG67, JG97, JG123).
+`stepengine eval`: how good agents are at a set of tasks, and what is run again of it (evaluation JG60-JG67, JG97, JG123).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ LAYOUT = {
 """The members of ``results.json``: programs read them."""
 
 
-@pytest.mark.spec("judging:JG60", "judging:JG61", "judging:JG64", "judging:JG90", "judging:JG91")
+@pytest.mark.spec("evaluation:JG60", "evaluation:JG61", "evaluation:JG64", "evaluation:JG90", "evaluation:JG91")
 def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is_a_journal(greeting: Any) -> None:
     """
     One prompt is better by construction, in seven of ten cases, and worse in one.
@@ -145,7 +145,7 @@ def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is
     assert "Hello Ann!" in greeting.type("show", f"o/{journals[0]}").stdout
 
 
-@pytest.mark.spec("judging:JG64", "judging:JG67")
+@pytest.mark.spec("evaluation:JG64", "evaluation:JG67")
 def test_where_nothing_was_measured_no_number_is_told() -> None:
     """
     A side whose samples are all left out has no mean, and no difference to the other one.
@@ -159,7 +159,7 @@ def test_where_nothing_was_measured_no_number_is_told() -> None:
     assert "no case in common" in told
 
 
-@pytest.mark.spec("judging:JG67", "judging:JG94")
+@pytest.mark.spec("evaluation:JG67", "evaluation:JG94")
 def test_the_p_value_beside_a_difference_is_that_of_its_interval_and_of_its_gate(greeting: Any) -> None:
     """
     With several looks at once the p value for all of them stands behind, under its own name.
@@ -180,7 +180,7 @@ def test_the_p_value_beside_a_difference_is_that_of_its_interval_and_of_its_gate
     assert "gate new.pass - old.pass > 0: holds" in said
 
 
-@pytest.mark.spec("judging:JG12", "judging:JG67", "judging:JG94")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG67", "evaluation:JG94")
 @pytest.mark.parametrize(
     ("gate", "code"),
     [
@@ -213,7 +213,7 @@ def test_a_gate_decides_the_exit_code_and_what_is_none_costs_nothing(greeting: A
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG66", "judging:JG97")
+@pytest.mark.spec("evaluation:JG66", "evaluation:JG97")
 def test_the_same_seed_gives_the_same_results_but_for_times_and_another_order_with_another(greeting: Any) -> None:
     orders = []
     for out, seed in (("a", "5"), ("b", "5"), ("c", "6")):
@@ -229,7 +229,7 @@ def test_the_same_seed_gives_the_same_results_but_for_times_and_another_order_wi
     assert {"old", "new"} == {*sides[::2]}
 
 
-@pytest.mark.spec("judging:JG60", "judging:JG61", "judging:JG62")
+@pytest.mark.spec("evaluation:JG60", "evaluation:JG61", "evaluation:JG62")
 def test_each_sample_works_on_a_private_copy_and_checks_see_the_files_that_it_left(fixing: Any) -> None:
     """
     The repository itself stays as it is, and of the copy nothing stays; links out of it are not followed.
@@ -246,7 +246,7 @@ def test_each_sample_works_on_a_private_copy_and_checks_see_the_files_that_it_le
     }
 
 
-@pytest.mark.spec("judging:JG61")
+@pytest.mark.spec("evaluation:JG61")
 def test_checks_fail_on_an_agent_that_changes_nothing(fixing: Any) -> None:
     fixing.write("fixing.py", FIXER.replace('fixer("Repair.")', 'fixer("only look")'))
 
@@ -259,7 +259,7 @@ def test_checks_fail_on_an_agent_that_changes_nothing(fixing: Any) -> None:
     assert "grep ended with 1" in scores["command"]["reason"]
 
 
-@pytest.mark.spec("judging:JG63", "judging:JG12")
+@pytest.mark.spec("evaluation:JG63", "evaluation:JG12")
 def test_a_check_that_raises_is_broken_and_no_failed_case(fixing: Any) -> None:
     fixing.write("fixing.py", FIXER.replace('return "a + b" in', 'return 1 / 0 or "a + b" in'))
 
@@ -272,7 +272,7 @@ def test_a_check_that_raises_is_broken_and_no_failed_case(fixing: Any) -> None:
     assert (None, 0, 1) == (row["mean"], row["samples"], row["errors"])
 
 
-@pytest.mark.spec("judging:JG63")
+@pytest.mark.spec("evaluation:JG63")
 def test_a_failed_run_scores_nothing_and_a_providers_error_is_left_out(folder: Any) -> None:
     """
     Of ten cases one ends at its limit, one waits for an answer, and one has a provider that fails: that side is not measured.
@@ -314,7 +314,7 @@ def test_a_failed_run_scores_nothing_and_a_providers_error_is_left_out(folder: A
     assert (0.8, 10, 1) == (row["mean"], row["samples"], row["errors"])
 
 
-@pytest.mark.spec("judging:JG66", "judging:JG12", "judging:JG95")
+@pytest.mark.spec("evaluation:JG66", "evaluation:JG12", "evaluation:JG95")
 def test_the_budget_ends_the_evaluation_with_whole_blocks_and_is_never_overspent(greeting: Any) -> None:
     greeting.type("eval", "greeting.py", "--out", "o", "--budget", "0.010", "--seed", "1", code=4)
 
@@ -325,7 +325,7 @@ def test_the_budget_ends_the_evaluation_with_whole_blocks_and_is_never_overspent
     assert {0, 2} == {len(sides) for sides in counted}
 
 
-@pytest.mark.spec("judging:JG67")
+@pytest.mark.spec("evaluation:JG67")
 def test_a_gate_over_an_incomplete_evaluation_is_not_decided(greeting: Any) -> None:
     words = ("eval", "greeting.py", "--seed", "1", "--gate", "pass >= 0")
     partial = greeting.type(*words, "--out", "o", "--budget", "0.010", code=4)
@@ -339,7 +339,7 @@ def test_a_gate_over_an_incomplete_evaluation_is_not_decided(greeting: Any) -> N
     assert "gate pass >= 0: holds" in whole.stdout
 
 
-@pytest.mark.spec("judging:JG12", "judging:JG119", "judging:JG123")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG119", "evaluation:JG123")
 def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder: Any) -> None:
     folder.write(
         "evals.py",
@@ -365,7 +365,7 @@ def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder:
     assert not Path("evals").exists()
 
 
-@pytest.mark.spec("judging:JG123", "judging:JG119")
+@pytest.mark.spec("evaluation:JG123", "evaluation:JG119")
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -390,7 +390,7 @@ def test_wrong_usage_is_one_message(greeting: Any, words: tuple[str, ...], part:
     assert part in greeting.type("eval", *words, code=2).stderr
 
 
-@pytest.mark.spec("judging:JG60")
+@pytest.mark.spec("evaluation:JG60")
 def test_an_evaluation_in_yaml_needs_no_function(folder: Any) -> None:
     folder.write(
         "shop.yaml",
@@ -455,7 +455,7 @@ def asked(folder: Any, *words: str, code: int = 0) -> tuple[int, list[str]]:
     return len(Path("asked.txt").read_text()), [s["reused"] for case in report["cases"] for s in case["samples"]]
 
 
-@pytest.mark.spec("judging:JG65")
+@pytest.mark.spec("evaluation:JG65")
 def test_only_what_changed_is_run_again(folder: Any) -> None:
     """
     Nothing for the same; only the case whose prompt changed; with another body of the tool from its first call on.
@@ -473,7 +473,7 @@ def test_only_what_changed_is_run_again(folder: Any) -> None:
     assert "the shelf 1" in folder.type("show", "d/cases/one/base/1.jsonl").stdout
 
 
-@pytest.mark.spec("judging:JG65")
+@pytest.mark.spec("evaluation:JG65")
 def test_a_later_step_that_changed_is_asked_anew_and_what_stands_before_it_is_not(folder: Any) -> None:
     handler = 'def handle(ctx):\n    yield STEP\n    yield STEP\n    yield ToolCall("add_message", {"role": "user", "content": "HOW?"})\n    yield STEP\n\n'
     first = LOOKER.replace("import AgentDefinition, tool", "import *").replace(
@@ -490,7 +490,7 @@ def test_a_later_step_that_changed_is_asked_anew_and_what_stands_before_it_is_no
     assert 2 == len(places) == sum(place.startswith("from #") for place in places)
 
 
-@pytest.mark.spec("judging:JG62", "judging:JG12")
+@pytest.mark.spec("evaluation:JG62", "evaluation:JG12")
 def test_a_changed_check_asks_no_model_and_a_journal_that_does_not_fit_is_told(folder: Any) -> None:
     folder.write("looking.py", LOOKER)
     asked(folder, "--out", "a", "-n", "2", "--seed", "9")
@@ -503,7 +503,7 @@ def test_a_changed_check_asks_no_model_and_a_journal_that_does_not_fit_is_told(f
     folder.type("eval", "looking.py", "--recheck", "a", code=5)
 
 
-@pytest.mark.spec("judging:JG62")
+@pytest.mark.spec("evaluation:JG62")
 def test_what_a_check_read_of_a_working_copy_is_known_later_or_unknown_and_never_wrong(fixing: Any) -> None:
     """
     What a command said holds while it is the same command; a file is there when it was kept; else nothing is said.
@@ -527,7 +527,7 @@ def test_what_a_check_read_of_a_working_copy_is_known_later_or_unknown_and_never
     assert (False, "ok") == (later["is_repaired"]["passed"], later["is_repaired"]["state"])
 
 
-@pytest.mark.spec("judging:JG65", "judging:JG12")
+@pytest.mark.spec("evaluation:JG65", "evaluation:JG12")
 def test_an_evaluation_that_was_interrupted_goes_on_with_what_is_missing(folder: Any) -> None:
     folder.write("looking.py", LOOKER)
     asked(folder, "--out", "a")
@@ -536,7 +536,7 @@ def test_an_evaluation_that_was_interrupted_goes_on_with_what_is_missing(folder:
     assert (3, ["journal", "new"]) == asked(folder, "--continue", "a")
 
 
-@pytest.mark.spec("judging:JG61", "judging:JG62", "judging:JG98")
+@pytest.mark.spec("evaluation:JG61", "evaluation:JG62", "evaluation:JG98")
 def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> None:
     """
     Its score is not part of `pass`; while it is asked the same it is not asked again.
@@ -560,7 +560,7 @@ def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> No
     assert "unknown" == report["cases"][0]["samples"][0]["scores"]["judge"]["state"]
 
 
-@pytest.mark.spec("judging:JG66")
+@pytest.mark.spec("evaluation:JG66")
 def test_what_judges_cost_is_spent_of_the_same_budget_and_one_without_room_says_nothing(folder: Any) -> None:
     judged = LOOKER.replace("called", "judge").replace(
         "checks=[", 'checks=[judge(AgentDefinition("strict", model="t/m"), "Is it short?"), '
@@ -581,7 +581,7 @@ def test_what_judges_cost_is_spent_of_the_same_budget_and_one_without_room_says_
     assert "budget" in results("a")["stopped"]
 
 
-@pytest.mark.spec("judging:JG13", "judging:JG64")
+@pytest.mark.spec("evaluation:JG13", "evaluation:JG64")
 def test_the_report_is_one_page_that_escapes_what_it_is_told_and_holds_no_secret(folder: Any) -> None:
     key = "sk-ant-" + "api03-" + "Zx9" * 20
     hostile = f"<script>alert(1)</script> {key}"
@@ -596,7 +596,7 @@ def test_the_report_is_one_page_that_escapes_what_it_is_told_and_holds_no_secret
     assert "default-src 'none'" in page
 
 
-@pytest.mark.spec("judging:JG13")
+@pytest.mark.spec("evaluation:JG13")
 def test_the_report_leads_to_a_page_of_each_run_beside_its_journal(folder: Any) -> None:
     key = "sk-ant-" + "api03-" + "Zx9" * 20
     folder.write("looking.py", LOOKER.replace('return f"shelf {shelf}"', f"return {key!r}"))
@@ -614,7 +614,7 @@ def test_the_report_leads_to_a_page_of_each_run_beside_its_journal(folder: Any) 
         assert key not in page
 
 
-@pytest.mark.spec("judging:JG12", "judging:JG60")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG60")
 def test_a_run_without_a_model_is_wrong_usage_and_leaves_no_working_copy(
     folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -629,7 +629,7 @@ def test_a_run_without_a_model_is_wrong_usage_and_leaves_no_working_copy(
     assert [] == [*(folder.path / "tmp").iterdir()]
 
 
-@pytest.mark.spec("judging:JG12")
+@pytest.mark.spec("evaluation:JG12")
 def test_ctrl_c_leaves_with_130_and_what_is_finished_stays(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The third case sends the signal; the first two are in the results, and only the others are run when it goes on.

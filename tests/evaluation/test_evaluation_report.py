@@ -14,7 +14,7 @@ from stepengine.errors import DataError
 from stepengine.evaluation import Case, Evaluation, contains, evaluate, evaluate_sync
 from stepengine.testing import ScriptedModel, text, tool_call
 
-pytestmark = pytest.mark.spec("judging:JG99")
+pytestmark = pytest.mark.spec("evaluation:JG99")
 GREETER = AgentDefinition("greeter", model="test/one", system_prompt="Greet.")
 GREETING = Evaluation(
     "greeting",

@@ -29,9 +29,9 @@ from stepengine.debugging.viewing.rendering import PageSource, rendered, stored
 from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
 from stepengine.journal.records import ROOT, shown_address
 from stepengine.testing import ScriptedModel, tool_call
+from tests.evaluation.runs import HOSTILE, KEY, PNG, REVIEWER, engine, hostile_run, read_all, reviewed, said, today
 
 from .pages import frames_at, opened
-from .runs import HOSTILE, KEY, PNG, REVIEWER, engine, hostile_run, read_all, reviewed, said, today
 
 # Nothing but their places tells that they are secret; apart, since the page shows the source of this file.
 PLAIN = tuple([f"{first}-{second}" for first, second in (("sword", "fish"), ("plain", "value"), ("short", "word"))])
@@ -88,7 +88,7 @@ def assert_requests_are_recorded(journal: Journal) -> int:
     return len(calls)
 
 
-@pytest.mark.spec("judging:JG40", "judging:JG42")
+@pytest.mark.spec("evaluation:JG40", "evaluation:JG42")
 @pytest.mark.parametrize("name", ["reviewer", "reader", "continued", "inheriting"])
 def test_each_request_of_the_page_is_the_recorded_one(name: str, reviewer: Journal, reader: Journal) -> None:
     made = {"reviewer": lambda: reviewer, "reader": lambda: reader, "continued": continued, "inheriting": inheriting}
@@ -125,7 +125,7 @@ def inheriting() -> Journal:
     return journal
 
 
-@pytest.mark.spec("judging:JG40")
+@pytest.mark.spec("evaluation:JG40")
 def test_every_journal_of_the_repository_is_a_page() -> None:
     files = sorted((Path(__file__).parents[2] / "cassettes").rglob("*.jsonl"))
 
@@ -138,7 +138,7 @@ def shown(message: Any) -> list[Any]:
     return texts.all[texts.parts(message.content)]  # type: ignore[no-any-return]
 
 
-@pytest.mark.spec("judging:JG42")
+@pytest.mark.spec("evaluation:JG42")
 def test_a_text_stands_once_although_the_journal_has_it_as_result_and_in_requests(reader: Journal) -> None:
     data = opened(render_run(reader))
     written = json.dumps(data)
@@ -149,7 +149,7 @@ def test_a_text_stands_once_although_the_journal_has_it_as_result_and_in_request
     assert {"format", "run", "agents", "steps", "texts", "sources", "series", "missing"} <= data.keys()
 
 
-@pytest.mark.spec("judging:JG40")
+@pytest.mark.spec("evaluation:JG40")
 def test_the_page_has_replies_thinking_usage_calls_attempts_questions_times_and_children(reviewer: Journal) -> None:
     data = opened(render_run(reviewer))
     texts, steps = data["texts"], data["steps"]
@@ -174,7 +174,7 @@ def test_the_page_has_replies_thinking_usage_calls_attempts_questions_times_and_
     assert [f"data:image/png;base64,{base64.b64encode(PNG).decode()}"] == data["images"]
 
 
-@pytest.mark.spec("judging:JG45")
+@pytest.mark.spec("evaluation:JG45")
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
@@ -192,7 +192,7 @@ def test_a_picture_is_in_the_page_only_if_its_bytes_are_one_whatever_it_is_calle
     assert expected == texts.images
 
 
-@pytest.mark.spec("judging:JG110", "judging:JG111")
+@pytest.mark.spec("evaluation:JG110", "evaluation:JG111")
 def test_a_suspended_run_shows_its_question_and_what_never_finished_has_no_time() -> None:
     data = opened(render_run(reviewed(answered=False)))
     (asked,) = data["texts"][data["run"]["questions"]]
@@ -201,7 +201,7 @@ def test_a_suspended_run_shows_its_question_and_what_never_finished_has_no_time(
     assert "at" not in data["steps"][-2 if data["steps"][-1]["kind"] == "input" else -1]["calls"][0]
 
 
-@pytest.mark.spec("judging:JG110", "judging:JG111")
+@pytest.mark.spec("evaluation:JG110", "evaluation:JG111")
 async def test_what_came_from_outside_stands_at_the_address_of_its_record() -> None:
     """
     An end that somebody asked for, of a run that was waiting for its second effect.
@@ -228,7 +228,7 @@ async def test_what_came_from_outside_stands_at_the_address_of_its_record() -> N
     assert ["#0", "#1"] == [row["a"] for row in data["steps"] if row["kind"] != "input"]
 
 
-@pytest.mark.spec("judging:JG13", "judging:JG32")
+@pytest.mark.spec("evaluation:JG13", "evaluation:JG32")
 def test_no_secret_of_any_kind_reaches_the_page() -> None:
     """
     The journal's own rules leave a key that nobody told it of; the page's do not.
@@ -264,7 +264,7 @@ def test_no_secret_of_any_kind_reaches_the_page() -> None:
     assert '"<redacted>"' in written
 
 
-@pytest.mark.spec("judging:JG40")
+@pytest.mark.spec("evaluation:JG40")
 def test_whole_numbers_that_a_browser_would_change_keep_their_digits() -> None:
     large = {"id": 2**53 + 1, "below": -(2**63), "most": 2**53 - 1, "many": [10**40], "yes": True}
     texts = Texts()
@@ -284,7 +284,7 @@ def test_whole_numbers_that_a_browser_would_change_keep_their_digits() -> None:
     ] == shown
 
 
-@pytest.mark.spec("judging:JG42")
+@pytest.mark.spec("evaluation:JG42")
 def test_a_journal_whose_name_is_no_utf_8_is_a_page(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
     MemoryJournal(reviewed().lines()).copy_to(FileJournal(path))
@@ -295,7 +295,7 @@ def test_a_journal_whose_name_is_no_utf_8_is_a_page(tmp_path: Path) -> None:
     assert os.fsdecode(b"caf\xe9.jsonl") in opened(page)["run"]["fork"]
 
 
-@pytest.mark.spec("judging:JG45")
+@pytest.mark.spec("evaluation:JG45")
 def test_nothing_hostile_stands_in_the_page_but_packed() -> None:
     page = render_run(hostile_run())
     data = opened(page)
@@ -307,7 +307,7 @@ def test_nothing_hostile_stands_in_the_page_but_packed() -> None:
     assert not forbidden.search(json.dumps(data, ensure_ascii=False))
 
 
-@pytest.mark.spec("judging:JG45")
+@pytest.mark.spec("evaluation:JG45")
 def test_a_title_is_text_and_fills_no_place_of_the_page(reviewer: Journal, tmp_path: Path) -> None:
     page = rendered(PageSource(journal=reviewer, file="run.jsonl"), title=HOSTILE).html
 
@@ -316,7 +316,7 @@ def test_a_title_is_text_and_fills_no_place_of_the_page(reviewer: Journal, tmp_p
     assert 2 == page.count("{script}{payload}")
 
 
-@pytest.mark.spec("judging:JG45")
+@pytest.mark.spec("evaluation:JG45")
 def test_only_the_pages_own_script_and_style_may_run_and_nothing_may_be_loaded(reviewer: Journal) -> None:
     page = render_run(reviewer)
     (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
@@ -339,7 +339,7 @@ def test_only_the_pages_own_script_and_style_may_run_and_nothing_may_be_loaded(r
     )
 
 
-@pytest.mark.spec("judging:JG42", "judging:JG50")
+@pytest.mark.spec("evaluation:JG42", "evaluation:JG50")
 @pytest.mark.parametrize("name", ["reviewer", "reader"])
 def test_a_run_that_is_taken_record_by_record_comes_to_the_same(name: str, reviewer: Journal, reader: Journal) -> None:
     journal = {"reviewer": reviewer, "reader": reader}[name]
@@ -360,7 +360,7 @@ def test_a_run_that_is_taken_record_by_record_comes_to_the_same(name: str, revie
 # --- handler lines and variables ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("judging:JG41")
+@pytest.mark.spec("evaluation:JG41")
 def test_lines_and_variables_are_those_of_the_handler_where_it_waited(reviewer: Journal) -> None:
     data = opened(render_run(reviewer, agent=engine([])))
     numbers = {row["a"]: n for n, row in enumerate(data["steps"])}
@@ -386,7 +386,7 @@ def test_lines_and_variables_are_those_of_the_handler_where_it_waited(reviewer: 
     assert {"seen", "last"} <= {name for entry in data["contexts"].values() for name in entry}
 
 
-@pytest.mark.spec("judging:JG41")
+@pytest.mark.spec("evaluation:JG41")
 def test_lines_end_where_the_code_does_something_else_and_the_page_says_from_where_on(reviewer: Journal) -> None:
     def other(ctx: Any) -> Any:
         yield from Perform(today)
@@ -402,7 +402,7 @@ def test_lines_end_where_the_code_does_something_else_and_the_page_says_from_whe
     assert len(data["steps"]) > len(data["locals"]) > 1
 
 
-@pytest.mark.spec("judging:JG41")
+@pytest.mark.spec("evaluation:JG41")
 def test_of_several_engines_that_may_have_made_a_run_the_one_that_repeats_it_tells_its_lines(reviewer: Journal) -> None:
     other = attrs.evolve(REVIEWER, system_prompt="Something else.")
     wrong, right = (partial(Engine([agent]).stepper, reviewer, agent=agent) for agent in (other, REVIEWER))
@@ -417,7 +417,7 @@ def test_of_several_engines_that_may_have_made_a_run_the_one_that_repeats_it_tel
     assert [1] * 4 == [len(each["sources"]) for each in data]
 
 
-@pytest.mark.spec("judging:JG41")
+@pytest.mark.spec("evaluation:JG41")
 def test_without_an_agent_the_page_says_why_there_are_no_lines(reviewer: Journal) -> None:
     data = opened(render_run(reviewer))
     (reason,) = [each["text"] for each in data["missing"] if each.get("handler")]
@@ -439,7 +439,7 @@ def content(view: RunPayload, number: int) -> Any:
     return row["kind"], texts[row["reply"]] if "reply" in row else None, calls
 
 
-@pytest.mark.spec("judging:JG49")
+@pytest.mark.spec("evaluation:JG49")
 @pytest.mark.parametrize(
     "change", [{}, {"last": "Other."}, {"paths": ["a.py", "c.py", "gone.py"]}, {"paths": ["gone.py"]}]
 )
@@ -469,7 +469,7 @@ def test_two_runs_are_paired_as_the_difference_of_their_journals_says(
         assert {"="} < {mark for _, _, mark, _ in pairs}
 
 
-@pytest.mark.spec("judging:JG49", "replay:D13")
+@pytest.mark.spec("evaluation:JG49", "replay:D13")
 def test_a_difference_with_fewer_details_has_the_same_changes_and_those_of_the_first_requests(reader: Journal) -> None:
     def make(number: int) -> Any:
         word = "Now" if number > 3 else "Then"
@@ -487,7 +487,7 @@ def test_a_difference_with_fewer_details_has_the_same_changes_and_those_of_the_f
     assert whole.totals == few.totals
 
 
-@pytest.mark.spec("judging:JG49", "judging:JG42")
+@pytest.mark.spec("evaluation:JG49", "evaluation:JG42")
 def test_a_page_of_two_runs_has_their_common_texts_once(reviewer: Journal) -> None:
     page = opened(render_run(reviewer, other=reviewed(last="Other.")))
 
@@ -500,7 +500,7 @@ def test_a_page_of_two_runs_has_their_common_texts_once(reviewer: Journal) -> No
 # --- size ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("judging:JG43")
+@pytest.mark.spec("evaluation:JG43")
 def test_a_page_that_would_be_too_large_keeps_the_ends_of_long_results_and_says_how_to_see_them() -> None:
     @tool(in_thread=False)
     def dump(n: int) -> str:
@@ -524,13 +524,13 @@ def test_a_page_that_would_be_too_large_keeps_the_ends_of_long_results_and_says_
     assert "characters left out; `stepengine show run.jsonl --step '#1'` shows them" in long
 
 
-@pytest.mark.spec("judging:JG42")
+@pytest.mark.spec("evaluation:JG42")
 def test_a_page_is_the_same_each_time_it_is_made(reviewer: Journal) -> None:
     assert render_run(reviewer) == render_run(reviewer)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG1")
+@pytest.mark.spec("evaluation:JG1")
 def test_the_wheel_holds_what_pages_are_made_of(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()

@@ -1,5 +1,5 @@
 """
-`judging.debug`: the handler's own objects, both ways; and how quick that is at 10,000 steps.
+`debugging.debug`: the handler's own objects, both ways; and how quick that is at 10,000 steps.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def debugger(journal: MemoryJournal, agent: Any = AGENT) -> Any:
     return debug(Engine([agent], models=ScriptedModel([])), journal)
 
 
-@pytest.mark.spec("judging:JG6", "judging:JG3", "judging:JG35")
+@pytest.mark.spec("evaluation:JG6", "evaluation:JG3", "evaluation:JG35")
 def test_wherever_it_came_from_a_position_is_always_the_same_moment(journal: MemoryJournal) -> None:
     """
     A walk back and forth over all pairs of positions finds at each one what a walk from the start finds there.
@@ -88,7 +88,7 @@ def test_wherever_it_came_from_a_position_is_always_the_same_moment(journal: Mem
     assert len(straight) == len({moment[0] for moment in straight}) == 9
 
 
-@pytest.mark.spec("judging:JG6", "judging:JG20", "judging:JG22")
+@pytest.mark.spec("evaluation:JG6", "evaluation:JG20", "evaluation:JG22")
 def test_it_gives_the_real_objects_and_says_whether_it_found_what_it_looked_for(journal: MemoryJournal) -> None:
     with debugger(journal) as one:
         assert one.until("len(seen) == 2")
@@ -104,7 +104,7 @@ def test_it_gives_the_real_objects_and_says_whether_it_found_what_it_looked_for(
         assert 0 == one.position
 
 
-@pytest.mark.spec("judging:JG30")
+@pytest.mark.spec("evaluation:JG30")
 def test_evaluating_changes_nothing_with_and_without_a_process_of_its_own(
     journal: MemoryJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +130,7 @@ def test_only_looking_is_harmless() -> None:
     assert [True] * len(looks) + [False] * len(acts) == [is_harmless(each) for each in looks + acts]
 
 
-@pytest.mark.spec("judging:JG21", "judging:JG110", "judging:JG115")
+@pytest.mark.spec("evaluation:JG21", "evaluation:JG110", "evaluation:JG115")
 def test_places_that_there_are_not_are_refused_and_the_position_stays(journal: MemoryJournal) -> None:
     with debugger(journal) as one:
         one.goto(2)
@@ -143,7 +143,7 @@ def test_places_that_there_are_not_are_refused_and_the_position_stays(journal: M
         assert 2 == one.position
 
 
-@pytest.mark.spec("judging:JG38")
+@pytest.mark.spec("evaluation:JG38")
 def test_code_that_does_something_else_is_stood_at_the_last_good_place(journal: MemoryJournal) -> None:
     def edited(ctx: Any) -> Any:
         for number in range(4):
@@ -160,7 +160,7 @@ def test_code_that_does_something_else_is_stood_at_the_last_good_place(journal: 
         assert "#3" == one.back().address
 
 
-@pytest.mark.spec("judging:JG27")
+@pytest.mark.spec("evaluation:JG27")
 def test_a_difference_tells_what_came_went_and_changed(journal: MemoryJournal) -> None:
     with debugger(journal) as one:
         one.goto(2)
@@ -176,7 +176,7 @@ def test_a_difference_tells_what_came_went_and_changed(journal: MemoryJournal) -
     assert ["- message 1 y", "+ message 1 z", "- context k 1"] == difference(before, after)
 
 
-@pytest.mark.spec("judging:JG28", "judging:JG111")
+@pytest.mark.spec("evaluation:JG28", "evaluation:JG111")
 async def test_a_fork_goes_on_with_another_outcome_and_an_open_question_with_an_answer(journal: MemoryJournal) -> None:
     lines = journal.content()
     with Engine([AGENT], models=ScriptedModel([])) as engine, debug(engine, journal) as one:
@@ -193,7 +193,7 @@ async def test_a_fork_goes_on_with_another_outcome_and_an_open_question_with_an_
     assert lines == journal.content()
 
 
-@pytest.mark.spec("judging:JG28", "judging:JG7")
+@pytest.mark.spec("evaluation:JG28", "evaluation:JG7")
 async def test_a_fork_that_is_served_runs_no_tool_and_takes_equal_calls_from_the_record(journal: MemoryJournal) -> None:
     @tool(name="read")
     def refused(path: str) -> str:
@@ -215,7 +215,7 @@ async def test_a_fork_that_is_served_runs_no_tool_and_takes_equal_calls_from_the
     ]
 
 
-@pytest.mark.spec("judging:JG6", "judging:JG32")
+@pytest.mark.spec("evaluation:JG6", "evaluation:JG32")
 def test_a_place_is_told_of_as_json_and_its_handlers_are_closed_with_the_debugger(journal: MemoryJournal) -> None:
     closed: list[int] = []
 
@@ -239,7 +239,7 @@ def test_a_place_is_told_of_as_json_and_its_handlers_are_closed_with_the_debugge
     assert [1, 1] == closed
 
 
-@pytest.mark.spec("judging:JG4")
+@pytest.mark.spec("evaluation:JG4")
 def test_hooks_and_the_request_of_a_moment_are_those_of_its_step(journal: MemoryJournal) -> None:
     def noted(ctx: Any) -> Change:
         return Change(context={"size": len(ctx.state.message_history)})
@@ -253,7 +253,7 @@ def test_hooks_and_the_request_of_a_moment_are_those_of_its_step(journal: Memory
     assert moment.hooks[0].said.context == moment.state.context
 
 
-@pytest.mark.spec("judging:JG113")
+@pytest.mark.spec("evaluation:JG113")
 def test_a_hook_of_the_engine_that_changed_nothing_is_not_shown(journal: MemoryJournal) -> None:
     def mine(ctx: Any) -> None:
         """Change nothing."""
@@ -265,7 +265,7 @@ def test_a_hook_of_the_engine_that_changed_nothing_is_not_shown(journal: MemoryJ
     assert ["mine"] == list(dict.fromkeys([name.rpartition(".")[2] for name in called]))
 
 
-@pytest.mark.spec("judging:JG35")
+@pytest.mark.spec("evaluation:JG35")
 def test_a_process_with_threads_is_not_forked() -> None:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
@@ -309,7 +309,7 @@ agent = AgentDefinition("big", model="openai/m", tools=[read], handle_steps=hand
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG34")
+@pytest.mark.spec("evaluation:JG34")
 def test_ten_thousand_steps_are_gone_through_both_ways_and_forked_and_the_times_are_printed(tmp_path: Path) -> None:
     """
     Every position and value is asserted; how long each command took is printed, and decides nothing.
@@ -394,7 +394,7 @@ with Engine([agent]) as engine:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG34")
+@pytest.mark.spec("evaluation:JG34")
 def test_going_far_does_each_step_once_and_as_little_for_a_late_one_as_for_an_early_one(tmp_path: Path) -> None:
     """
     Calls of Python functions are counted, in all processes that went there one after the other, and compared with those of

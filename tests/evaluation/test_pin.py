@@ -1,5 +1,5 @@
 """
-`stepengine compare pin`: a failed run becomes a test that fails, then passes (judging JG80, JG81).
+`stepengine compare pin`: a failed run becomes a test that fails, then passes (evaluation JG80, JG81).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def edit(folder: Any, name: str, old: str, new: str) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG80", "judging:JG81")
+@pytest.mark.spec("evaluation:JG80", "evaluation:JG81")
 def test_the_test_that_is_written_fails_and_passes_when_the_handler_is_repaired(clerk: Any) -> None:
     """
     The whole way of its owner: pin, pytest fails with the reason, repair, pytest passes; no tool is called.
@@ -105,7 +105,7 @@ def passes(folder: Any, name: str) -> str:
     return ""
 
 
-@pytest.mark.spec("judging:JG80")
+@pytest.mark.spec("evaluation:JG80")
 def test_a_pin_may_be_made_in_the_folder_of_the_tests_themselves(clerk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clerk.write("tests/ready.txt", "")
     monkeypatch.chdir(clerk.path / "tests")
@@ -126,7 +126,7 @@ def test_a_pin_may_be_made_in_the_folder_of_the_tests_themselves(clerk: Any, mon
     assert "output == 3 does not hold" in passes(clerk, "wrong")
 
 
-@pytest.mark.spec("judging:JG80")
+@pytest.mark.spec("evaluation:JG80")
 def test_the_test_loads_no_file_for_an_agent_that_another_holds(folder: Any) -> None:
     folder.write(
         "agents/boss.py",
@@ -151,7 +151,7 @@ def test_the_test_loads_no_file_for_an_agent_that_another_holds(folder: Any) -> 
     assert "output == 'y' does not hold" in passes(folder, "deep")
 
 
-@pytest.mark.spec("judging:JG81")
+@pytest.mark.spec("evaluation:JG81")
 def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
     reason = 'said """x\x00\x1b[2J \\'
     written = written_test(WrittenTest("it", ["a.py"], "steps > 1", reason, False, "journals/it.jsonl"))
@@ -161,7 +161,7 @@ def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
     assert "said '''x\\x00\\x1b[2J \\" in names["__doc__"]
 
 
-@pytest.mark.spec("judging:JG81")
+@pytest.mark.spec("evaluation:JG81")
 def test_a_repair_that_asks_something_new_says_what_has_to_be_written_down(clerk: Any) -> None:
     """
     A new prompt needs a reply, a new call a result: each failure names it, until the test is whole and passes.
@@ -188,7 +188,7 @@ def test_a_repair_that_asks_something_new_says_what_has_to_be_written_down(clerk
     assert not (clerk.path / "asked.txt").exists()
 
 
-@pytest.mark.spec("judging:JG80")
+@pytest.mark.spec("evaluation:JG80")
 def test_any_name_of_a_run_makes_the_name_of_a_test() -> None:
     """
     Names of recorded runs begin with a date; a function's must not.
@@ -199,7 +199,7 @@ def test_any_name_of_a_run_makes_the_name_of_a_test() -> None:
         pin_name("!?")
 
 
-@pytest.mark.spec("judging:JG80")
+@pytest.mark.spec("evaluation:JG80")
 def test_what_is_kept_holds_no_secret_and_still_fails(folder: Any) -> None:
     """
     A key in a prompt is gone from the kept journal, of which the rest is as it was, and which replays.
@@ -216,7 +216,7 @@ def test_what_is_kept_holds_no_secret_and_still_fails(folder: Any) -> None:
     assert "output == 3 does not hold" == passes(folder, "leak")
 
 
-@pytest.mark.spec("judging:JG80", "judging:JG12")
+@pytest.mark.spec("evaluation:JG80", "evaluation:JG12")
 def test_a_run_that_only_its_secret_fails_is_not_pinned_as_it_would_pass_without(folder: Any) -> None:
     """
     What is kept has no secret, so that the test would pass from its first day on; that is said, and nothing is left.
@@ -229,7 +229,7 @@ def test_a_run_that_only_its_secret_fails_is_not_pinned_as_it_would_pass_without
     assert not any((folder.path / "tests").rglob("*.*"))
 
 
-@pytest.mark.spec("judging:JG80", "judging:JG12")
+@pytest.mark.spec("evaluation:JG80", "evaluation:JG12")
 @pytest.mark.deep
 def test_there_is_nothing_to_pin_where_the_run_passes_or_does_not_fit_the_code(clerk: Any) -> None:
     """
@@ -252,7 +252,7 @@ def test_there_is_nothing_to_pin_where_the_run_passes_or_does_not_fit_the_code(c
     assert kept == {path: path.read_bytes() for path in (clerk.path / "tests").rglob("*.*")}
 
 
-@pytest.mark.spec("judging:JG80")
+@pytest.mark.spec("evaluation:JG80")
 def test_when_the_clean_copy_is_not_clean_nothing_is_written(clerk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A scan has the last word: what it finds in the copy ends the command, and the copy is gone.
@@ -270,7 +270,7 @@ def _copied(journal: Any) -> Any:
     return MemoryJournal(journal.lines(), redact="off")
 
 
-@pytest.mark.spec("judging:JG81")
+@pytest.mark.spec("evaluation:JG81")
 def test_a_check_may_be_a_function_of_the_project_and_the_agent_may_use_bundled_tools(
     folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

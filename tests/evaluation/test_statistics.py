@@ -1,5 +1,5 @@
 """
-Numbers of samples: known values, and intervals that hold what they promise (judging JG90-JG98).
+Numbers of samples: known values, and intervals that hold what they promise (evaluation JG90-JG98).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepengine.evaluation.statistics import (
 )
 
 
-@pytest.mark.spec("judging:JG98")
+@pytest.mark.spec("evaluation:JG98")
 @pytest.mark.parametrize(
     ("freedom", "quantile"),
     [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (19, 2.0930), (30, 2.0423), (100, 1.9840), (10_000, 1.9602)],
@@ -37,7 +37,7 @@ def test_the_quantiles_of_t_are_those_of_the_tables(freedom: int, quantile: floa
     assert -t_quantile(0.975, freedom) == pytest.approx(t_quantile(0.025, freedom))
 
 
-@pytest.mark.spec("judging:JG91", "judging:JG93")
+@pytest.mark.spec("evaluation:JG91", "evaluation:JG93")
 def test_the_interval_of_a_rate_is_wilsons_and_where_all_went_alike_the_rule_of_three() -> None:
     """
     Values worked out by hand; without a try nothing is known.
@@ -52,7 +52,7 @@ def test_the_interval_of_a_rate_is_wilsons_and_where_all_went_alike_the_rule_of_
         wilson(4, 3)
 
 
-@pytest.mark.spec("judging:JG90", "judging:JG91")
+@pytest.mark.spec("evaluation:JG90", "evaluation:JG91")
 def test_a_paired_difference_is_that_of_the_cases_not_of_the_samples() -> None:
     """
     Ten times the samples of each case change nothing; the figures are those of the paired t test by hand.
@@ -75,7 +75,7 @@ VALUES = st.one_of(
 )
 
 
-@pytest.mark.spec("judging:JG91", "judging:JG93")
+@pytest.mark.spec("evaluation:JG91", "evaluation:JG93")
 @given(differences=VALUES)
 def test_the_p_value_and_the_interval_are_of_one_method(differences: list[float]) -> None:
     """
@@ -102,7 +102,7 @@ def test_what_only_floats_make_of_equal_differences_is_no_difference() -> None:
     assert made.p > 0.05
 
 
-@pytest.mark.spec("judging:JG93")
+@pytest.mark.spec("evaluation:JG93")
 def test_under_five_cases_there_are_values_and_no_interval() -> None:
     """
     Four cases have a mean; five have an interval, and five equal ones that of the rule of three.
@@ -117,7 +117,7 @@ def test_under_five_cases_there_are_values_and_no_interval() -> None:
     assert math.isnan(mean_of([]).mean)
 
 
-@pytest.mark.spec("judging:JG92")
+@pytest.mark.spec("evaluation:JG92")
 def test_what_is_unknown_or_zero_leaves_its_pair_out_of_a_ratio_and_is_counted() -> None:
     """
     Twice as much in every pair is a ratio of two; costs are compared as logarithms.
@@ -129,7 +129,7 @@ def test_what_is_unknown_or_zero_leaves_its_pair_out_of_a_ratio_and_is_counted()
     assert (None, None, 0, 1) == (none.ratio, none.low, none.pairs, none.left_out)
 
 
-@pytest.mark.spec("judging:JG94")
+@pytest.mark.spec("evaluation:JG94")
 def test_holm_adjusts_for_how_many_comparisons_are_shown() -> None:
     """
     The textbook's example; an adjusted value never falls below one that was smaller.
@@ -153,7 +153,7 @@ def test_adjusted_p_values_keep_their_order_and_are_never_smaller(values: list[f
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG91")
+@pytest.mark.spec("evaluation:JG91")
 @pytest.mark.parametrize(("cases", "samples"), [(5, 5), (10, 1), (10, 5), (20, 5)])
 def test_intervals_hold_the_truth_as_often_as_they_say(cases: int, samples: int) -> None:
     """
@@ -178,7 +178,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(cases: int, samples: int)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG91")
+@pytest.mark.spec("evaluation:JG91")
 @pytest.mark.parametrize("number", [8, 20, 100])
 def test_the_interval_of_a_rate_holds_it_as_often_as_it_says(number: int) -> None:
     """

@@ -1,5 +1,5 @@
 """
-``engine.fork(tools=...)``: a recorded run forked at one place, with tools answered from the record (judging JG7-JG10).
+``engine.fork(tools=...)``: a recorded run forked at one place, with tools answered from the record (evaluation JG7-JG10).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def model_calls(journal: Any) -> list[str]:
     return [f"{path}#{seq}" for (path, seq), intent in journal.history().intents.items() if intent.type == "model_call"]
 
 
-@pytest.mark.spec("judging:JG7")
+@pytest.mark.spec("evaluation:JG7")
 async def test_a_run_that_nothing_changed_for_is_repeated_byte_for_byte_and_asks_nobody(office: Any) -> None:
     """
     Without a difference there is no place to go on from: no model call, no tool, the recorded journal.
@@ -136,7 +136,7 @@ async def test_a_run_that_nothing_changed_for_is_repeated_byte_for_byte_and_asks
     assert [] == office.asked + office.functions
 
 
-@pytest.mark.spec("judging:JG7", "judging:JG8", "judging:JG9", "judging:JG10")
+@pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG9", "evaluation:JG10")
 async def test_from_every_model_call_on_the_same_model_leads_to_the_same_run_and_no_tool_runs(office: Any) -> None:
     """
     Whatever model call is asked for anew, of root or child: what follows from it is asked anew and what stands beside it is
@@ -162,7 +162,7 @@ async def test_from_every_model_call_on_the_same_model_leads_to_the_same_run_and
     assert expected == [ended[at].model_calls for at in sorted(places, key=lambda at: (not at[0].isdigit(), at))]
 
 
-@pytest.mark.spec("judging:JG7", "replay:D11")
+@pytest.mark.spec("evaluation:JG7", "replay:D11")
 async def test_a_fork_names_its_place_unless_the_record_answers_tools_and_takes_the_options_of_its_kind(
     office: Any,
 ) -> None:
@@ -176,7 +176,7 @@ async def test_a_fork_names_its_place_unless_the_record_answers_tools_and_takes_
     assert [] == office.asked + office.functions
 
 
-@pytest.mark.spec("judging:JG9")
+@pytest.mark.spec("evaluation:JG9")
 async def test_a_model_call_that_equals_a_recorded_one_costs_nothing_unless_it_is_to_be_fresh(office: Any) -> None:
     """
     With reuse only the call at the place itself is made; every later one that is equal is answered by the record.
@@ -188,7 +188,7 @@ async def test_a_model_call_that_equals_a_recorded_one_costs_nothing_unless_it_i
     assert not diff(office.journal, again.journal)
 
 
-@pytest.mark.spec("judging:JG7")
+@pytest.mark.spec("evaluation:JG7")
 async def test_another_tool_text_is_the_place_and_what_it_changes_is_told(office: Any) -> None:
     """
     The first request that holds the changed text is where the run goes on; the fields are those of a divergence.
@@ -205,7 +205,7 @@ async def test_another_tool_text_is_the_place_and_what_it_changes_is_told(office
     assert [] == now.asked + now.functions
 
 
-@pytest.mark.spec("judging:JG8")
+@pytest.mark.spec("evaluation:JG8")
 @pytest.mark.parametrize("tools", ["recorded", "idempotent", "working-copy"])
 @pytest.mark.parametrize("idempotent", [False, True])
 @pytest.mark.parametrize("simulated", [False, True])
@@ -249,7 +249,7 @@ async def test_a_call_that_is_not_recorded_is_simulated_or_performed_where_it_ma
         assert ("look", "new", 6) == (name, shelf, len(results))
 
 
-@pytest.mark.spec("judging:JG8")
+@pytest.mark.spec("evaluation:JG8")
 async def test_a_function_that_makes_nothing_up_leaves_the_call_to_the_next_rule_and_one_that_fails_is_told(
     office: Any,
 ) -> None:
@@ -271,7 +271,7 @@ async def test_a_function_that_makes_nothing_up_leaves_the_call_to_the_next_rule
     assert "look" == nothing.refused.name
 
 
-@pytest.mark.spec("judging:JG8")
+@pytest.mark.spec("evaluation:JG8")
 async def test_the_nearest_equal_call_of_the_same_run_answers_and_each_recorded_result_once() -> None:
     """
     Two equal calls had two results: asked again, the first gets the first, the second the second, and a third nothing.
@@ -299,7 +299,7 @@ async def test_the_nearest_equal_call_of_the_same_run_answers_and_each_recorded_
     assert ["1", "2"] == [r.content[0].text for r in results]
 
 
-@pytest.mark.spec("judging:JG8")
+@pytest.mark.spec("evaluation:JG8")
 async def test_a_question_has_its_recorded_answer_and_another_one_suspends_the_run() -> None:
     """
     Nobody is asked anything by such a fork, whoever the engine could ask.
@@ -330,7 +330,7 @@ async def test_a_question_has_its_recorded_answer_and_another_one_suspends_the_r
     assert ["Really?"] == [q.text for _, q in ended[1].journal.history().open_questions().values()]
 
 
-@pytest.mark.spec("judging:JG7")
+@pytest.mark.spec("evaluation:JG7")
 async def test_what_differs_before_the_place_is_a_divergence_as_in_a_replay(office: Any) -> None:
     """
     A place can only be reached when what is recorded before it fits the code.
@@ -347,7 +347,7 @@ async def test_what_differs_before_the_place_is_a_divergence_as_in_a_replay(offi
     assert [] == now.asked
 
 
-@pytest.mark.spec("judging:JG7")
+@pytest.mark.spec("evaluation:JG7")
 async def test_a_handler_that_does_less_or_more_than_was_recorded_is_no_matter_of_the_model(office: Any) -> None:
     """
     An effect that is gone at the end, and one that is new there, are differences without any request that differs.
@@ -382,7 +382,7 @@ async def test_a_handler_that_does_less_or_more_than_was_recorded_is_no_matter_o
     assert [] == office.functions
 
 
-@pytest.mark.spec("judging:JG7", "judging:JG86")
+@pytest.mark.spec("evaluation:JG7", "evaluation:JG86")
 async def test_forks_that_share_a_purse_spend_no_more_than_it_holds(office: Any) -> None:
     """
     Room is reserved before a call; when there is none the fork ends at its limit, and the purse says so.
@@ -403,7 +403,7 @@ async def test_forks_that_share_a_purse_spend_no_more_than_it_holds(office: Any)
         Purse(-1)
 
 
-@pytest.mark.spec("judging:JG10")
+@pytest.mark.spec("evaluation:JG10")
 async def test_such_a_fork_can_be_kept_in_a_file_which_holds_no_run_yet(office: Any, tmp_path: Any) -> None:
     """
     The kept journal is that of the fork; a file with a run in it is refused and not touched.
@@ -421,7 +421,7 @@ async def test_such_a_fork_can_be_kept_in_a_file_which_holds_no_run_yet(office: 
     assert replayed.output == again.result.output
 
 
-@pytest.mark.spec("judging:JG8")
+@pytest.mark.spec("evaluation:JG8")
 def test_an_equal_call_of_the_same_run_answers_before_one_of_a_sibling(office: Any) -> None:
     """
     Both children looked at the common shelf and saw something else: each gets its own, whichever asks first.
@@ -440,7 +440,7 @@ def test_an_equal_call_of_the_same_run_answers_before_one_of_a_sibling(office: A
         assert common[path] == past.same_elsewhere(asked)
 
 
-@pytest.mark.spec("judging:JG7")
+@pytest.mark.spec("evaluation:JG7")
 async def test_what_comes_after_the_place_follows_on_the_recorded_time() -> None:
     """
     A run of last year goes on in last year, so that a date in a request is no difference.
@@ -465,7 +465,7 @@ async def test_what_comes_after_the_place_follows_on_the_recorded_time() -> None
     assert timedelta(0) <= passed < timedelta(days=1)
 
 
-@pytest.mark.spec("judging:JG7", "judging:JG8", "judging:JG112")
+@pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG112")
 async def test_of_a_run_that_a_crash_cut_off_anywhere_nothing_is_done_again(office: Any) -> None:
     """
     After each record of the journal: as it stands it ends as a replay does, and from any place on no tool is performed.
@@ -552,7 +552,7 @@ def waits_in_a_child(office: Office) -> Any:
     return (yield from Wait(ref)).done[0].text
 
 
-@pytest.mark.spec("judging:JG7", "judging:JG9", "waiting:WT4")
+@pytest.mark.spec("evaluation:JG7", "evaluation:JG9", "waiting:WT4")
 @pytest.mark.parametrize("steps", [waits_for_all, ends_the_slower, tells_one, races, waits_in_a_child])
 async def test_a_run_with_children_in_the_background_is_forked_at_every_model_call(steps: Any) -> None:
     """
@@ -583,7 +583,7 @@ async def test_a_run_with_children_in_the_background_is_forked_at_every_model_ca
         assert () == check(again.journal).problems
 
 
-@pytest.mark.spec("judging:JG9")
+@pytest.mark.spec("evaluation:JG9")
 async def test_no_time_passes_in_such_a_fork_that_only_waits() -> None:
     office, journal = Office(), MemoryJournal()
 

@@ -32,9 +32,9 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.journal import following as following_module
 from stepengine.journal.reading import read_later
 from stepengine.testing import ScriptedModel
+from tests.evaluation.runs import read_all, reviewed, said, tool_call
 
 from .pages import opened
-from .runs import read_all, reviewed, said, tool_call
 
 AGENT = """
 from stepengine import STEP, AgentDefinition, tool
@@ -72,7 +72,7 @@ def typed(*words: str) -> Result:
     return CliRunner().invoke(app, ["show", "--html", *words])
 
 
-@pytest.mark.spec("judging:JG11", "judging:JG41", "judging:JG12")
+@pytest.mark.spec("evaluation:JG11", "evaluation:JG41", "evaluation:JG12")
 def test_a_page_is_written_beside_the_journal_and_never_over_another(recorded: Path) -> None:
     first = typed("run.jsonl")
     again = typed("run.jsonl")
@@ -87,7 +87,7 @@ def test_a_page_is_written_beside_the_journal_and_never_over_another(recorded: P
     assert "stepengine fork run.jsonl" == page["run"]["fork"]
 
 
-@pytest.mark.spec("judging:JG40")
+@pytest.mark.spec("evaluation:JG40")
 def test_options_of_a_page_and_of_the_terminal_do_not_mix(recorded: Path) -> None:
     show = [
         CliRunner().invoke(app, ["show", "run.jsonl", *words]) for words in (["run.jsonl"], ["--open"], ["--serve"])
@@ -100,7 +100,7 @@ def test_options_of_a_page_and_of_the_terminal_do_not_mix(recorded: Path) -> Non
     assert not (recorded / "run.html").exists()
 
 
-@pytest.mark.spec("judging:JG41")
+@pytest.mark.spec("evaluation:JG41")
 def test_a_page_is_its_owners_as_the_journal_is_and_one_that_was_shared_stays_shared(recorded: Path) -> None:
     page = recorded / "run.html"
 
@@ -112,7 +112,7 @@ def test_a_page_is_its_owners_as_the_journal_is_and_one_that_was_shared_stays_sh
     assert (0o600, 0o644) == (new, stat.S_IMODE(page.stat().st_mode))
 
 
-@pytest.mark.spec("judging:JG12")
+@pytest.mark.spec("evaluation:JG12")
 def test_no_page_is_written_over_the_journal_that_it_shows(recorded: Path) -> None:
     (recorded / "old.html").write_bytes((recorded / "run.jsonl").read_bytes())
     (recorded / "link.html").symlink_to("run.jsonl")
@@ -129,7 +129,7 @@ def test_no_page_is_written_over_the_journal_that_it_shows(recorded: Path) -> No
     assert before == (recorded / "run.jsonl").read_bytes() == (recorded / "old.html").read_bytes()
 
 
-@pytest.mark.spec("judging:JG41", "judging:JG12")
+@pytest.mark.spec("evaluation:JG41", "evaluation:JG12")
 def test_what_is_left_out_is_said_and_strict_leaves_with_5(recorded: Path) -> None:
     without = typed("run.jsonl", "--no-code", "-o", "a.html")
     strict = typed("run.jsonl", "--no-code", "-o", "b.html", "--strict")
@@ -146,7 +146,7 @@ def test_what_is_left_out_is_said_and_strict_leaves_with_5(recorded: Path) -> No
     assert (recorded / "d.html").is_file()
 
 
-@pytest.mark.spec("judging:JG119", "judging:JG12")
+@pytest.mark.spec("evaluation:JG119", "evaluation:JG12")
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -173,7 +173,7 @@ def test_wrong_use_is_told_and_leaves_with_2(words: list[str], part: str, record
     assert not done.stdout
 
 
-@pytest.mark.spec("judging:JG119")
+@pytest.mark.spec("evaluation:JG119")
 def test_of_a_damaged_journal_force_shows_the_records_before_the_damage_and_says_where_it_is(recorded: Path) -> None:
     lines = (recorded / "run.jsonl").read_bytes().splitlines(keepends=True)
     number = next(n for n, line in enumerate(lines) if b'"Three."' in line and b'"kind":"result"' in line)
@@ -194,7 +194,7 @@ def test_of_a_damaged_journal_force_shows_the_records_before_the_damage_and_says
     assert [True, False] == ["reply" in row for row in page["steps"] if row["kind"] == "model"]
 
 
-@pytest.mark.spec("judging:JG43", "judging:JG12")
+@pytest.mark.spec("evaluation:JG43", "evaluation:JG12")
 def test_a_page_over_its_size_leaves_with_1_and_writes_nothing(recorded: Path) -> None:
     def make(number: int) -> Any:
         return said(os.urandom(3_000).hex(), tool_call("read_file", {"path": f"{number}"}), number=number)
@@ -237,7 +237,7 @@ def served(following: FollowedJournal) -> Iterator[tuple[str, Any]]:
         server.server_close()
 
 
-@pytest.mark.spec("judging:JG50")
+@pytest.mark.spec("evaluation:JG50")
 def test_only_who_knows_the_address_reads_and_nobody_writes(tmp_path: Path) -> None:
     journal = reviewed(FileJournal(tmp_path / "run.jsonl", sync="write"))
     with served(FollowedJournal(journal, "run.jsonl")) as (page, ask):
@@ -274,7 +274,7 @@ def resolved(value: Any, texts: list[Any], name: str = "") -> Any:
     return texts[value] if name in NUMBERS and isinstance(value, int) else value
 
 
-@pytest.mark.spec("judging:JG50")
+@pytest.mark.spec("evaluation:JG50")
 def test_the_end_of_a_line_that_a_page_has_is_no_news(tmp_path: Path) -> None:
     whole = b"".join(reviewed().lines())
     path = tmp_path / "run.jsonl"
@@ -287,7 +287,7 @@ def test_the_end_of_a_line_that_a_page_has_is_no_news(tmp_path: Path) -> None:
     assert {"after": page["follow"]} == following.after(page["follow"])
 
 
-@pytest.mark.spec("judging:JG50")
+@pytest.mark.spec("evaluation:JG50")
 @pytest.mark.parametrize("step", [1, 700, 5_000])
 def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_made_at_the_end(
     step: int, tmp_path: Path
@@ -329,7 +329,7 @@ def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_m
     assert expected["run"]["status"] == page["run"]["status"] == "completed"
 
 
-@pytest.mark.spec("judging:JG50")
+@pytest.mark.spec("evaluation:JG50")
 @pytest.mark.parametrize("link", [True, False])
 def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_place(
     link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -356,7 +356,7 @@ def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_plac
     assert path.stat().st_size == following.offset
 
 
-@pytest.mark.spec("judging:JG50")
+@pytest.mark.spec("evaluation:JG50")
 def test_the_page_is_answered_while_other_connections_say_nothing(recorded: Path) -> None:
     with served(FollowedJournal(FileJournal("run.jsonl"), "run.jsonl")) as (page, ask), ExitStack() as idle:
         for _ in range(4):
@@ -368,7 +368,7 @@ def test_the_page_is_answered_while_other_connections_say_nothing(recorded: Path
     assert time.monotonic() - began < serving.SECONDS
 
 
-@pytest.mark.spec("judging:JG50", "judging:JG119")
+@pytest.mark.spec("evaluation:JG50", "evaluation:JG119")
 def test_damage_that_comes_while_a_run_is_followed_is_told_and_a_port_in_use_leaves_with_2(recorded: Path) -> None:
     following = FollowedJournal(FileJournal("run.jsonl"), "run.jsonl")
     with served(following) as (page, ask), socket.create_server(("127.0.0.1", 0)) as taken:
@@ -382,7 +382,7 @@ def test_damage_that_comes_while_a_run_is_followed_is_told_and_a_port_in_use_lea
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG50")
+@pytest.mark.spec("evaluation:JG50")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_ctrl_c_ends_the_server_well(number: int, code: int, recorded: Path) -> None:
     command = [sys.executable, "-m", "stepengine.cli", "show", "run.jsonl", "--html", "--serve"]

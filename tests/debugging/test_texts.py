@@ -98,7 +98,7 @@ class Model(BaseModel):
     api_key: str = "short"
 
 
-@pytest.mark.spec("judging:JG32")
+@pytest.mark.spec("evaluation:JG32")
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -127,7 +127,7 @@ def test_values_are_shown_by_what_they_hold_and_no_code_of_theirs_runs(value: An
     assert [shown] == SafeTexts().lines(value())
 
 
-@pytest.mark.spec("judging:JG32")
+@pytest.mark.spec("evaluation:JG32")
 def test_what_says_something_of_itself_says_it_only_where_that_is_allowed() -> None:
     class Said:
         def __repr__(self) -> str:
@@ -141,8 +141,8 @@ def test_what_says_something_of_itself_says_it_only_where_that_is_allowed() -> N
     assert "[<it said so>, <Bad: repr raised ValueError>]" == SafeTexts(runs_reprs=True).value([Said(), Bad()])
 
 
-@pytest.mark.spec("judging:JG32", "judging:JG115")
-@pytest.mark.spec("judging:JG113")
+@pytest.mark.spec("evaluation:JG32", "evaluation:JG115")
+@pytest.mark.spec("evaluation:JG113")
 def test_a_field_without_a_value_is_left_out_and_no_placeholder_of_ours_is_shown() -> None:
     said = SafeTexts().value(Answer(text="x"))
     assert said.startswith("Answer(selected=(), text='x', declined=False, ")
@@ -164,7 +164,7 @@ def test_texts_are_cut_in_every_direction() -> None:
     assert ITEMS + 3 == len(texts.lines(list(range(10_000)), most=10**6))
 
 
-@pytest.mark.spec("judging:JG13", "judging:JG32")
+@pytest.mark.spec("evaluation:JG13", "evaluation:JG32")
 def test_no_text_tells_a_secret_by_its_shape_its_name_or_at_a_cut() -> None:
     texts = SafeTexts()
     for place in range(2 * WIDTH):

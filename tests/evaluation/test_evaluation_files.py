@@ -43,7 +43,7 @@ def evaluated(folder: Path, monkeypatch: pytest.MonkeyPatch, output: object, nam
     return done.exit_code, {name: f"{score['state']} {score['reason']}" for name, score in sample["scores"].items()}
 
 
-@pytest.mark.spec("judging:JG150")
+@pytest.mark.spec("evaluation:JG150")
 @pytest.mark.parametrize("name", ["words_eval.py", "my-words.py"])
 def test_an_evaluation_file_imports_its_neighbours(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = evaluated(tmp_path, monkeypatch, "hello", name)
@@ -51,7 +51,7 @@ def test_an_evaluation_file_imports_its_neighbours(name: str, tmp_path: Path, mo
     assert (0, {"contains": "ok ", "matches": "ok "}) == (code, said)
 
 
-@pytest.mark.spec("judging:JG150")
+@pytest.mark.spec("evaluation:JG150")
 def test_a_check_of_the_text_is_broken_where_the_output_is_structured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,5 @@
 """
-`stepengine compare blame`: the step that spoiled a run (judging JG76-JG79).
+`stepengine compare blame`: the step that spoiled a run (evaluation JG76-JG79).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Work:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG76", "judging:JG77")
+@pytest.mark.spec("evaluation:JG76", "evaluation:JG77")
 async def test_the_step_that_was_spoilt_on_purpose_is_found_nine_times_of_ten() -> None:
     """
     Six steps, one spoilt, every reply wrong by itself one time in twenty: twenty runs, each with another seed.
@@ -94,7 +94,7 @@ async def test_the_step_that_was_spoilt_on_purpose_is_found_nine_times_of_ten() 
     assert named >= right
 
 
-@pytest.mark.spec("judging:JG76", "judging:JG79")
+@pytest.mark.spec("evaluation:JG76", "evaluation:JG79")
 @pytest.mark.parametrize("spoilt", [1, 3, 6])
 async def test_without_noise_the_rates_are_whole_and_the_spoilt_step_is_the_last_that_helps(spoilt: int) -> None:
     """
@@ -112,7 +112,7 @@ async def test_without_noise_the_rates_are_whole_and_the_spoilt_step_is_the_last
     assert len(work.done) == report.performed
 
 
-@pytest.mark.spec("judging:JG77", "judging:JG8", "judging:JG135")
+@pytest.mark.spec("evaluation:JG77", "evaluation:JG8", "evaluation:JG135")
 async def test_with_tools_from_the_record_alone_it_says_what_cannot_be_measured_and_what_would_help() -> None:
     """
     A better reply calls what is not recorded: that is unknown and no failure, and the tool is named.
@@ -129,7 +129,7 @@ async def test_with_tools_from_the_record_alone_it_says_what_cannot_be_measured_
     assert [] == work.done
 
 
-@pytest.mark.spec("judging:JG77", "judging:JG86", "judging:JG12")
+@pytest.mark.spec("evaluation:JG77", "evaluation:JG86", "evaluation:JG12")
 async def test_a_run_that_waits_cannot_be_measured_and_what_was_never_answered_has_no_price() -> None:
     def asking(ctx: Any) -> Any:
         yield STEP
@@ -151,7 +151,7 @@ async def test_a_run_that_waits_cannot_be_measured_and_what_was_never_answered_h
     assert (8, None) == expected_calls(failed, 8)
 
 
-@pytest.mark.spec("judging:JG78")
+@pytest.mark.spec("evaluation:JG78")
 async def test_a_long_run_is_searched_by_halves() -> None:
     """
     Of forty steps only some are tried, with twice as many runs beside the place.
@@ -164,7 +164,7 @@ async def test_a_long_run_is_searched_by_halves() -> None:
     assert 3 + 2 * 3 == report.blamed.step.known
 
 
-@pytest.mark.spec("judging:JG78", "judging:JG86")
+@pytest.mark.spec("evaluation:JG78", "evaluation:JG86")
 @pytest.mark.parametrize("spoilt", [1, 17])
 async def test_what_a_long_run_will_take_is_told_from_few_of_its_steps_and_grows_with_k(
     spoilt: int, monkeypatch: pytest.MonkeyPatch
@@ -190,7 +190,7 @@ async def test_what_a_long_run_will_take_is_told_from_few_of_its_steps_and_grows
     assert len(looked_at) <= 2 * 12
 
 
-@pytest.mark.spec("judging:JG79")
+@pytest.mark.spec("evaluation:JG79")
 async def test_a_run_that_passes_and_one_that_never_does_have_no_step_to_blame() -> None:
     """
     The check has to fail on the journal; where it fails from everywhere, nothing is named.
@@ -206,7 +206,7 @@ async def test_a_run_that_passes_and_one_that_never_does_have_no_step_to_blame()
     assert "no step is to blame: 0 of 48 runs pass" in never.why
 
 
-@pytest.mark.spec("judging:JG79")
+@pytest.mark.spec("evaluation:JG79")
 async def test_a_step_of_a_child_is_named_with_the_step_of_its_parent() -> None:
     """
     The child's second reply is spoilt: its address is told, and the step of the root in which it ran.
@@ -231,7 +231,7 @@ async def test_a_step_of_a_child_is_named_with_the_step_of_its_parent() -> None:
     assert ("1#2", 1, 3) == (report.blamed.step.address, report.blamed.step.step, report.blamed.step.index)
 
 
-@pytest.mark.spec("judging:JG78")
+@pytest.mark.spec("evaluation:JG78")
 def test_a_fall_is_found_only_where_chance_does_not_explain_it() -> None:
     """
     Clear falls at every place, none in level or rising rates, and neighbours that may be as well.
@@ -246,7 +246,7 @@ def test_a_fall_is_found_only_where_chance_does_not_explain_it() -> None:
     assert best in (2, 3)
 
 
-@pytest.mark.spec("judging:JG76")
+@pytest.mark.spec("evaluation:JG76")
 async def test_a_check_may_be_an_expression_or_a_function_and_its_own_failure_is_not_that_of_the_run() -> None:
     """
     An assertion's text is the reason; any other error is the author's to repair.
@@ -277,7 +277,7 @@ def replies(request):
 """
 
 
-@pytest.mark.spec("judging:JG76", "judging:JG79", "judging:JG87", "judging:JG12")
+@pytest.mark.spec("evaluation:JG76", "evaluation:JG79", "evaluation:JG87", "evaluation:JG12")
 def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -> None:
     """
     A run that told nonsense at its end: its last step is to blame; the words of the report, JSON, and codes 0, 1, 2 and 5.
@@ -317,7 +317,7 @@ def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -
     assert not Path("looked.txt").exists()
 
 
-@pytest.mark.spec("judging:JG86", "judging:JG12")
+@pytest.mark.spec("evaluation:JG86", "evaluation:JG12")
 def test_a_budget_that_is_spent_leaves_a_partial_report_and_a_code_that_says_so(folder: Any) -> None:
     """
     Whatever was found by then: a script that reads the code must not take it for the whole answer.

@@ -1,5 +1,5 @@
 """
-`stepengine compare price`: what recorded runs would have cost (judging JG82).
+`stepengine compare price`: what recorded runs would have cost (evaluation JG82).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def by_bucket(model: str, usage: Usage, at: datetime) -> Decimal:
 
 
 @given(st.builds(Usage, TOKENS, TOKENS, TOKENS, TOKENS, TOKENS), st.floats(0, 1))
-@pytest.mark.spec("judging:JG82")
+@pytest.mark.spec("evaluation:JG82")
 def test_the_range_holds_what_the_same_tokens_cost_and_every_guess_about_them(usage: Usage, shared: float) -> None:
     """
     For any usage: the recorded buckets, no cache, no thoughts, and the tokens of other tokenizers all lie within.
@@ -53,7 +53,7 @@ def test_the_range_holds_what_the_same_tokens_cost_and_every_guess_about_them(us
     assert other.high >= by_bucket("", no_cache, NOW) * Decimal("1.349") - 50
 
 
-@pytest.mark.spec("judging:JG82")
+@pytest.mark.spec("evaluation:JG82")
 def test_a_family_shares_a_tokenizer() -> None:
     """
     Names of one maker's models are one family, whoever serves them.
@@ -64,7 +64,7 @@ def test_a_family_shares_a_tokenizer() -> None:
     assert family_of("meta/llama-4") != family_of("openai/gpt-5")
 
 
-@pytest.mark.spec("judging:JG82", "judging:JG87", "judging:JG12")
+@pytest.mark.spec("evaluation:JG82", "evaluation:JG87", "evaluation:JG12")
 def test_the_command_prices_runs_and_leaves_with_one_where_there_is_no_price(folder: Any) -> None:
     """
     Two calls of a thousand tokens each; the same family has one bound fewer, and an unknown model is unknown, not free.
@@ -90,7 +90,7 @@ def test_the_command_prices_runs_and_leaves_with_one_where_there_is_no_price(fol
     assert 0 < calls_of(FileJournal("run.jsonl"))[1].shared < 1
 
 
-@pytest.mark.spec("judging:JG82")
+@pytest.mark.spec("evaluation:JG82")
 def test_calls_without_usage_are_counted_and_not_taken_for_free(folder: Any) -> None:
     """
     A run of which nobody knows what it used has no price; one of which that is known in part says so.

@@ -1,5 +1,5 @@
 """
-`stepengine compare impact`: what a change does to recorded runs (judging JG70-JG75, JG86, JG87).
+`stepengine compare impact`: what a change does to recorded runs (evaluation JG70-JG75, JG86, JG87).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stepengine.evaluation.samples import Course
 from stepengine.journal import MemoryJournal
 
 
-@pytest.mark.spec("judging:JG70", "judging:JG71", "judging:JG72", "judging:JG87")
+@pytest.mark.spec("evaluation:JG70", "evaluation:JG71", "evaluation:JG72", "evaluation:JG87")
 def test_another_text_of_a_tool_is_told_for_ten_runs_as_it_was_made(ten: Any) -> None:
     """
     Of ten customers three are now counted first and one is sent to a shelf that nobody recorded; no tool runs.
@@ -47,7 +47,7 @@ def test_another_text_of_a_tool_is_told_for_ten_runs_as_it_was_made(ten: Any) ->
     assert not Path("looked.txt").exists()
 
 
-@pytest.mark.spec("judging:JG72", "judging:JG73", "judging:JG74")
+@pytest.mark.spec("evaluation:JG72", "evaluation:JG73", "evaluation:JG74")
 def test_the_text_says_how_many_changed_with_an_interval_and_what_was_not_taken_out(ten: Any) -> None:
     """
     The lines that a person reads; nothing of it is in the way of a pipe.
@@ -64,7 +64,7 @@ def test_the_text_says_how_many_changed_with_an_interval_and_what_was_not_taken_
     assert any("/tools/0/description" in line for line in said)
 
 
-@pytest.mark.spec("judging:JG71", "judging:JG8")
+@pytest.mark.spec("evaluation:JG71", "evaluation:JG8")
 def test_a_decision_is_which_tools_with_which_inputs_whatever_is_said(ten: Any) -> None:
     """
     The same tools in the same order with another input are another decision; the same calls with other words are not.
@@ -88,7 +88,7 @@ def test_a_decision_is_which_tools_with_which_inputs_whatever_is_said(ten: Any) 
     assert "completed" == other["status"]
 
 
-@pytest.mark.spec("judging:JG70")
+@pytest.mark.spec("evaluation:JG70")
 def test_a_script_is_json_or_yaml_or_python_and_says_the_same(ten: Any) -> None:
     ten.write("say.json", '[[{"tool": "count", "input": {"shelf": "c0"}, "text": "I count."}], "three"]')
     ten.write("say.yaml", "- - {tool: count, input: {shelf: c0}, text: I count.}\n- three\n")
@@ -103,7 +103,7 @@ def test_a_script_is_json_or_yaml_or_python_and_says_the_same(ten: Any) -> None:
     assert ["completed"] * 3 == [sample["status"] for sample in found]
 
 
-@pytest.mark.spec("judging:JG70", "judging:JG12")
+@pytest.mark.spec("evaluation:JG70", "evaluation:JG12")
 @pytest.mark.parametrize(
     ("text", "part"),
     [
@@ -126,7 +126,7 @@ def test_a_script_that_cannot_be_read_is_wrong_usage(ten: Any, text: str | None,
     assert part in said.stderr
 
 
-@pytest.mark.spec("judging:JG70")
+@pytest.mark.spec("evaluation:JG70")
 def test_where_nothing_differs_nothing_is_asked_and_no_model_is_needed(ten: Any) -> None:
     """
     The agent as it was: every run is the same, without script, key or consent.
@@ -137,7 +137,7 @@ def test_where_nothing_differs_nothing_is_asked_and_no_model_is_needed(ten: Any)
     assert ("0", None) == (report["spent"], report["stopped"])
 
 
-@pytest.mark.spec("judging:JG73")
+@pytest.mark.spec("evaluation:JG73")
 def test_when_most_runs_leave_the_record_the_report_says_so_first(ten: Any) -> None:
     """
     With a model that calls what nobody recorded nothing is known of how the runs would have ended.
@@ -149,7 +149,7 @@ def test_when_most_runs_leave_the_record_the_report_says_so_first(ten: Any) -> N
     assert "--tools idempotent" in said
 
 
-@pytest.mark.spec("judging:JG74")
+@pytest.mark.spec("evaluation:JG74")
 def test_a_baseline_takes_out_what_the_old_agent_does_by_itself(ten: Any) -> None:
     """
     A model that flips a coin changes its mind as often for the old agent as for the new one: no difference is told.
@@ -181,7 +181,7 @@ def test_a_baseline_takes_out_what_the_old_agent_does_by_itself(ten: Any) -> Non
     assert abs(beside["summary"]["changed"]) < 0.2
 
 
-@pytest.mark.spec("judging:JG75", "judging:JG12")
+@pytest.mark.spec("evaluation:JG75", "evaluation:JG12")
 @pytest.mark.parametrize(
     ("more", "code"),
     [
@@ -204,7 +204,7 @@ def test_the_exit_code_is_that_of_the_gates(ten: Any, more: tuple[str, ...], cod
     ten.type("compare", "impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "1", *more, code=code)
 
 
-@pytest.mark.spec("judging:JG75")
+@pytest.mark.spec("evaluation:JG75")
 def test_a_handler_that_does_something_else_is_a_class_of_its_own_and_with_strict_a_divergence(ten: Any) -> None:
     """
     Its runs go on from there all the same; what it calls that is not recorded has left the record.
@@ -228,7 +228,7 @@ def test_a_handler_that_does_something_else_is_a_class_of_its_own_and_with_stric
     assert "last" == report["journals"][0]["samples"][0]["refused"]["input"]["shelf"]
 
 
-@pytest.mark.spec("judging:JG71", "judging:JG75")
+@pytest.mark.spec("evaluation:JG71", "evaluation:JG75")
 def test_a_handler_that_asks_no_model_any_more_has_chosen_no_other_tool_and_is_told(ten: Any) -> None:
     ten.write(
         "handled.py",
@@ -246,7 +246,7 @@ def test_a_handler_that_asks_no_model_any_more_has_chosen_no_other_tool_and_is_t
     assert '/type recorded "model_call" now "tool_call" of 2 samples 0 chose another tool' in " ".join(said.split())
 
 
-@pytest.mark.spec("judging:JG86", "judging:JG12")
+@pytest.mark.spec("evaluation:JG86", "evaluation:JG12")
 def test_before_money_is_spent_its_range_is_said_and_somebody_has_to_agree(
     ten: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +260,7 @@ def test_before_money_is_spent_its_range_is_said_and_somebody_has_to_agree(
     assert "" == refused.stdout
 
 
-@pytest.mark.spec("judging:JG86", "judging:JG12")
+@pytest.mark.spec("evaluation:JG86", "evaluation:JG12")
 def test_a_budget_that_is_spent_leaves_a_report_that_says_so(ten: Any) -> None:
     """
     What is finished is told; nothing is spent beyond what was set aside.
@@ -277,7 +277,7 @@ def test_a_budget_that_is_spent_leaves_a_report_that_says_so(ten: Any) -> None:
     assert 0 < sum(len(one["samples"]) for one in report["journals"]) < 10
 
 
-@pytest.mark.spec("judging:JG86", "judging:JG13")
+@pytest.mark.spec("evaluation:JG86", "evaluation:JG13")
 def test_a_comment_holds_hostile_texts_as_text_and_no_secret(folder: Any) -> None:
     """
     What a journal says can neither end the table nor be a link, a mention or a page; a key is taken out.
@@ -308,7 +308,7 @@ def test_a_comment_holds_hostile_texts_as_text_and_no_secret(folder: Any) -> Non
 
 
 @pytest.mark.deep
-@pytest.mark.spec("judging:JG86")
+@pytest.mark.spec("evaluation:JG86")
 def test_a_comment_about_many_runs_is_cut_at_what_a_service_takes(ten: Any) -> None:
     """
     Rows that have no room are counted; the comment stays below 65,000 characters.
@@ -323,7 +323,7 @@ def test_a_comment_about_many_runs_is_cut_at_what_a_service_takes(ten: Any) -> N
     assert "more | | | | |" in said
 
 
-@pytest.mark.spec("judging:JG11", "judging:JG119", "judging:JG12")
+@pytest.mark.spec("evaluation:JG11", "evaluation:JG119", "evaluation:JG12")
 def test_what_cannot_be_read_is_told_beside_the_rest_and_is_wrong_usage(ten: Any) -> None:
     """
     A damaged journal and an unknown agent do not keep the others from being judged; the file of the agent is named.
@@ -369,7 +369,7 @@ courses = st.builds(
 samples = st.lists(st.builds(Sample, courses, st.booleans(), st.booleans(), st.just(Again())), max_size=2).map(tuple)
 
 
-@pytest.mark.spec("judging:JG74", "judging:JG75", "judging:JG86")
+@pytest.mark.spec("evaluation:JG74", "evaluation:JG75", "evaluation:JG86")
 @given(
     runs=st.lists(
         st.tuples(
