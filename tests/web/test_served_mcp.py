@@ -204,7 +204,7 @@ async def test_a_session_of_somebody_else_is_not_there_and_nobody_comes_in_witho
         "jsonrpc": "2.0", "id": 1, "method": "initialize",
         "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
     }  # fmt: skip
-    lists = {"jsonrpc": "2.0", "id": 2, "method": "tools/bundled/list", "params": {}}
+    lists = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
     accept = {"accept": "application/json, text/event-stream"}
     async with served(tmp_path, Shop().engine) as address:
         tokens = Tokens.open(tmp_path / "tokens.json")

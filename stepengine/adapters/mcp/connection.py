@@ -603,7 +603,7 @@ class ServerConnection:
     async def request(
         self, session: ClientSession, tool: str, arguments: Mapping[str, Any], progress: Any, **more: Any
     ) -> Any:
-        """Send one ``tools/bundled/call``; returns ``Wanted`` or the result as JSON. Errors are those of ``guarded``."""
+        """Send one ``tools/call``; returns ``Wanted`` or the result as JSON. Errors are those of ``guarded``."""
         import mcp_types as types
         from pydantic import TypeAdapter
 

@@ -20,7 +20,7 @@ __all__ = ("ODD", "TASK", "Sift")
 ODD, TASK = "stepengine/odd", "stepengine/task"
 """Members of ``_meta``: why a tool or prompt cannot be read, and the task that a call became."""
 
-LISTS = {"tools": "tools/bundled/list", "prompts": "prompts/list"}
+LISTS = {"tools": "tools/list", "prompts": "prompts/list"}
 BARE = {"resources": "resources/list", "resourceTemplates": "resources/templates/list"}
 """Lists whose members are data: what is odd there is left out, and nobody misses it."""
 
@@ -74,7 +74,7 @@ class Sift:
         from pydantic import ValidationError
 
         models: dict[str, Any] = {
-            "tools/bundled/list": types.ListToolsResult,
+            "tools/list": types.ListToolsResult,
             "prompts/list": types.ListPromptsResult,
             "resources/list": types.ListResourcesResult,
             "resources/templates/list": types.ListResourceTemplatesResult,

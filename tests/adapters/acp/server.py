@@ -19,7 +19,7 @@ from stepengine.permissions import Policy, Rule, read_only_commands
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import file_tools, shell_tools
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 POLICY = Policy([Rule.allow_category("read"), *read_only_commands()])
 
 

@@ -36,7 +36,7 @@ DENIED = 5
 @pytest.fixture
 def acpx(tmp_path: Path, project: Path) -> Callable[..., str]:
     small = shlex.join([sys.executable, str(HERE / "server.py"), "full1", str(tmp_path / "sessions")])
-    env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(HERE.parents[1])}
+    env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(HERE.parents[2])}
 
     def run(*arguments: str, code: int = 0, agent: str = small) -> str:
         assert ROOT is not None

@@ -64,7 +64,7 @@ def ours(project: Path, tmp_path: Path) -> ExternalAgent:
     return ExternalAgent(
         "ours",
         command=[sys.executable, str(HERE / "server.py"), "1", str(tmp_path / "sessions")],
-        env={"PYTHONPATH": str(HERE.parents[1]), "PATH": os.environ["PATH"]},
+        env={"PYTHONPATH": str(HERE.parents[2]), "PATH": os.environ["PATH"]},
         workspace=project,
     )
 
@@ -148,7 +148,7 @@ async def test_the_command_that_serves_editors_is_led_with_its_commands_judged_b
 ) -> None:
     (tmp_path / "hand.py").write_text(HANDLER)
     command = [sys.executable, "-m", "stepengine.cli", "acp", str(tmp_path / "hand.py")]
-    env = {"PYTHONPATH": str(HERE.parents[1]), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    env = {"PYTHONPATH": str(HERE.parents[2]), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     agent = ExternalAgent("hand", command=command, env=env, workspace=project)
     policy = Policy([Rule.allow_command(["git", "--version"]), Rule.allow_category("write")])
     result = await Engine([agent], permissions=policy).run("hand", "go")

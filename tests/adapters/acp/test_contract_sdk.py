@@ -35,7 +35,7 @@ COUNTERPARTS = (
 ROOT = root_of("acp2")
 pytestmark = [pytest.mark.deep, needs(ROOT)]
 HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[1]
+REPOSITORY = HERE.parents[2]
 PIXEL = base64.b64encode(b"\x89PNG pixel").decode()
 CALC = {
     "name": "calc",

@@ -35,7 +35,7 @@ COUNTERPARTS = (
     ),
 )
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SERVER = Path(__file__).with_name("server.py")
 
 

@@ -374,7 +374,7 @@ async def test_a_program_is_left_the_time_to_write_its_session_down(
 async def test_the_session_of_our_own_command_is_there_when_it_was_ended(project: Path, tmp_path: Path) -> None:
     agent = ExternalAgent(
         "ours", command=[sys.executable, str(HERE / "server.py"), "1", str(tmp_path / "sessions")], workspace=project,
-        env={"PYTHONPATH": str(HERE.parents[1])},
+        env={"PYTHONPATH": str(HERE.parents[2])},
     )  # fmt: skip
     engine = Engine([agent], permissions=Policy([Rule.allow_category("write")]))
     first = await engine.run("ours", "write new.py x")
@@ -449,7 +449,7 @@ async def test_a_handler_that_leads_three_is_killed_and_resumed_and_replayed_wit
 
     def begun(command: str) -> subprocess.Popen[str]:
         words = [sys.executable, str(script), str(project), OTHER, str(said), command]
-        env = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+        env = {**os.environ, "PYTHONPATH": str(HERE.parents[2])}
         return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env)
 
     def is_under_way() -> bool:

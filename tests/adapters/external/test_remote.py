@@ -33,7 +33,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 from tests.server.served import Served
 
 THERE = Path(__file__).with_name("there.py")
-ROOT = THERE.parents[2]
+ROOT = THERE.parents[3]
 
 
 class Remote:

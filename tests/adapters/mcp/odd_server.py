@@ -62,7 +62,7 @@ def answer(request: dict[str, Any]) -> None:
             "serverInfo": {"name": "odd", "version": "1"},
         }
         send(id=number, result=about)
-    elif method == "tools/bundled/list":
+    elif method == "tools/list":
         if MODE == "endless":
             page = int((request.get("params") or {}).get("cursor", 0))
             tools = [{"name": f"t{page}-{n}", "inputSchema": {"type": "object"}} for n in range(50)]
@@ -74,7 +74,7 @@ def answer(request: dict[str, Any]) -> None:
             if MODE == "task":
                 tool["execution"] = {"taskSupport": "required"}
             send(id=number, result={"tools": [tool, *ODD_TOOLS] if MODE == "tools" else [tool]})
-    elif method == "tools/bundled/call":
+    elif method == "tools/call":
         call(number, request["params"])
     elif MODE == "task" and method.startswith("tasks/"):
         about_task(number, method)

@@ -73,7 +73,7 @@ DECLINED = "This client shows no questions (elicitation), so nobody was asked, a
 
 
 def environment(folder: Path) -> dict[str, str]:
-    root = str(HERE.parents[1])
+    root = str(HERE.parents[2])
     return {**os.environ, "PYTHONPATH": root, "STEPENGINE_STATE_DIR": str(folder / "state")}
 
 
@@ -252,9 +252,9 @@ def test_the_inspector_lists_and_calls_and_is_told_what_it_did_not_show(
     target = serving if over == "stdio" else [address, "--transport", "http"]
     inspector = ["node", command("mcp-inspector"), "--cli", *target, "--method"]
 
-    listed = output_of([*inspector, "tools/bundled/list"], tmp_path)
+    listed = output_of([*inspector, "tools/list"], tmp_path)
     called = output_of(
-        [*inspector, "tools/bundled/call", "--tool-name", "order_taker", "--tool-arg", "prompt=shoes"], tmp_path
+        [*inspector, "tools/call", "--tool-name", "order_taker", "--tool-arg", "prompt=shoes"], tmp_path
     )
 
     assert ["order_taker"] == [one["name"] for one in listed["tools"]]
@@ -286,9 +286,9 @@ def test_the_inspector_lists_and_calls_below_a_server_of_runs_with_a_token_and_n
 ) -> None:
     inspector = ["node", command("mcp-inspector"), "--cli", below, "--transport", "http"]
     known = ["--header", f"Authorization: Bearer {bearer}"]
-    call = ["--method", "tools/bundled/call", "--tool-name", "order_taker", "--tool-arg", "prompt=shoes"]
+    call = ["--method", "tools/call", "--tool-name", "order_taker", "--tool-arg", "prompt=shoes"]
 
-    listed = output_of([*inspector, "--method", "tools/bundled/list", *known], tmp_path)
+    listed = output_of([*inspector, "--method", "tools/list", *known], tmp_path)
     called = output_of([*inspector, *call, *known], tmp_path)
     with pytest.raises(AssertionError, match="auth_required"):
         output_of([*inspector, *call], tmp_path)

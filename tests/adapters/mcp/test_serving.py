@@ -402,7 +402,7 @@ def test_two_agents_of_one_name_and_none_at_all_are_refused() -> None:
 
 def serving(folder: Path, *arguments: str) -> StdioServerParameters:
     (folder / "order_taker.py").write_text(AGENT)
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     return StdioServerParameters(
         command=sys.executable,
         args=["-m", "stepengine.cli", "mcp", "serve", str(folder / "order_taker.py"), *arguments],

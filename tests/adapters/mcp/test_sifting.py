@@ -40,7 +40,7 @@ def sifted(result: Any, version: str = "2025-11-25") -> Any:
 def is_taken(tools: Any, version: str) -> bool:
     result = {"tools": tools, "resultType": "complete", "ttlMs": 1, "cacheScope": "private"}
     try:
-        methods.validate_server_result("tools/bundled/list", version, result)
+        methods.validate_server_result("tools/list", version, result)
         types.ListToolsResult.model_validate(result, by_name=False)
     except ValueError:
         return False

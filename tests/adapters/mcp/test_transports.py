@@ -166,9 +166,9 @@ class Guarded(Quiet):
             case "initialize":
                 about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "far", "version": "1"}}
                 return {"result": {"protocolVersion": "2025-11-25", **about}}
-            case "tools/bundled/list":
+            case "tools/list":
                 return {"result": {"tools": [{"name": "look", "inputSchema": {"type": "object"}}]}}
-            case "tools/bundled/call":
+            case "tools/call":
                 return {"result": {"content": [{"type": "text", "text": "seen"}]}}
         return {"error": {"code": -32601, "message": "Method not found"}}
 
@@ -387,7 +387,7 @@ async def test_a_function_that_signs_requests_knows_the_run_and_owners_share_no_
 
     assert [["seen"]] * 3 == [[one.result.text for one in result.tool_calls] for result in ran]
     assert {(r.state.run_id, owner, str({"tenant": n})) for r, (owner, n) in zip(ran, asked, strict=True)} == runs
-    calls = sorted(token for method, _, token in OfUsers.seen if method == "tools/bundled/call")
+    calls = sorted(token for method, _, token in OfUsers.seen if method == "tools/call")
     assert ["ann 1", "ann 3", "bob 2"] == calls
     assert {("1", "ann"), ("2", "bob")} == {(session, token.partition(" ")[0]) for _, session, token in OfUsers.seen}
 
@@ -673,9 +673,9 @@ def _answer(asked: dict[str, Any], left: list[str]) -> bytes:
             "serverInfo": {"name": "odd", "version": "1"},
         }
         return _http(_saying(id=number, result=info))
-    if method == "tools/bundled/list":
+    if method == "tools/list":
         return _http(_saying(id=number, result={"tools": [{"name": "look", "inputSchema": {"type": "object"}}]}))
-    if method == "tools/bundled/call":
+    if method == "tools/call":
         good = _http(_saying(id=number, result={"content": [{"type": "text", "text": "seen"}]}))
         return _replies(number)[left.pop(0)] if left else good
     return _http(_saying(id=number, error={"code": -32601, "message": "no such method"}))
