@@ -247,7 +247,7 @@ class Workshop:
         try:
             await asyncio.to_thread(write)
             first = {"maker": attrs.asdict(self.maker), **told({run: str(file) for run, file in files.items()})}
-            return await Process.begun(f"stepengine.evaluation.{what}", first), folder
+            return await Process.begun(f"stepengine.debugging.{what}", first), folder
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

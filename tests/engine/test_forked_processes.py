@@ -364,7 +364,7 @@ async def test_a_child_of_a_running_event_loop_starts_its_own_server_of_tools_an
     pytest.importorskip("mcp", reason="the extra mcp is not installed")
     from stepengine.adapters.mcp import mcp_tools
 
-    server = Path(__file__).parent.parent / "mcp" / "odd_server.py"
+    server = Path(__file__).parent.parent / "adapters" / "mcp" / "odd_server.py"
     source = mcp_tools([sys.executable, "-S", "-E", str(server), "plain"], name="odd", start_timeout=30)
     agent = AgentDefinition("worker", model="test/model", tools=[source])
     engine = Engine([agent], models=ScriptedModel(lambda r: "ok" if r.messages[-1].role == "tool" else look))
