@@ -455,11 +455,14 @@ def test_a_journal_whose_owner_died_is_free_though_a_child_of_the_owner_lives(
         bench.go.clear()
         threading.Thread(target=lambda: engine.run_sync("looker", journal=journal()), daemon=True).start()
         assert bench.arrived.wait(30)
+        is_up, up = os.pipe()
         pid = os.fork()
         if not pid:
+            os.write(up, b".")
             os.close(gone)
             os.read(kept, 1)
             os._exit(0)
+        os.read(is_up, 1)  # a child gives back what it inherited when it begins
         return pid
 
     pid, reading = forked(owner)
