@@ -7,9 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stepengine import system, tooling, tools
+from stepengine import tools, workspace
 
-FOLDERS = [Path(package.__file__).parent for package in (system, tooling, tools)]
+FOLDERS = [Path(package.__file__).parent for package in (workspace, tools)]
 MIB = 1024 * 1024
 CAPS = {
     "TOOL_SECONDS": 120,

@@ -97,7 +97,7 @@ def _report(channel: Any, operation: str, **members: Any) -> None:
 
 
 def _block_network(channel: Any, allowed: list[str]) -> None:
-    network = _load("network", HERE.parent.parent / "system" / "network.py")
+    network = _load("network", HERE.parent.parent / "workspace" / "network.py")
     reason = "this program replays a cassette and may not reach the network; allow a host with --allow-host"
     network.block_network(allowed, reason, lambda error: _report(channel, "blocked", message=str(error)))
 
