@@ -40,7 +40,7 @@ PIXEL = base64.b64encode(b"\x89PNG pixel").decode()
 CALC = {
     "name": "calc",
     "command": sys.executable,
-    "args": [str(REPOSITORY / "tests" / "mcp" / "server.py")],
+    "args": [str(REPOSITORY / "tests" / "adapters" / "mcp" / "server.py")],
     "env": [{"name": "PYTHONPATH", "value": str(REPOSITORY)}],
 }
 START = {"method": "initialize", "params": {"protocolVersion": 1, "clientCapabilities": {}}}
