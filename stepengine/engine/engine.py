@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stepengine.engine.stepping import Stepper, Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
-    from stepengine.journal.recorded_forks import ForkReport
+    from stepengine.journal.recorded_forks import ForkReport, ForkTools
     from stepengine.journal.replayer import Leeway
     from stepengine.models.files import Files
     from stepengine.permissions import Policy, PolicyFile, Rule
@@ -437,9 +437,11 @@ class Engine:
         return await runs.replay(journal, partial(self._launch, **_of_launch(asked)), **asked)
 
     @overload
-    async def fork(self, journal: JournalLike, **options: Unpack[ForkOptions]) -> RunResult: ...
+    async def fork(
+        self, journal: JournalLike, *, tools: ForkTools, **options: Unpack[RecordedForkOptions]
+    ) -> ForkReport: ...
     @overload
-    async def fork(self, journal: JournalLike, **options: Unpack[RecordedForkOptions]) -> ForkReport: ...
+    async def fork(self, journal: JournalLike, **options: Unpack[ForkOptions]) -> RunResult: ...
     async def fork(self, journal: JournalLike, **options: Any) -> RunResult | ForkReport:
         """
         Branch a recorded run: keep it up to one place, and continue from there in a journal of its own, which the result names.
@@ -453,6 +455,9 @@ class Engine:
 
         Args:
             journal: The journal, or the path of its file; it is only read.
+            tools: Which calls are performed that nothing else answers: ``"recorded"`` for none, ``"idempotent"`` for those of
+                tools that are ``idempotent`` or ``read_only`` and of ``Perform.idempotent``, ``"working-copy"`` for all, where
+                tools work on something that may be thrown away.
             options: See ``ForkOptions``; with ``tools=`` see ``RecordedForkOptions``.
 
         Raises:
@@ -469,9 +474,10 @@ class Engine:
         if "tools" in options:
             from stepengine.journal.recorded_forks import fork_from_record
 
+            tools: ForkTools = options.pop("tools")
             asked = read_options("fork", RecordedForkOptions, options)
             launch = partial(self._launch, **_of_launch(asked))
-            return await fork_from_record(journal, launch, **asked)
+            return await fork_from_record(journal, launch, tools=tools, **asked)
         asked = read_options("fork", ForkOptions, options)
         source = as_journal(journal)
         launch = partial(self._launch, **_of_launch(asked), forked=source)
@@ -523,9 +529,11 @@ class Engine:
         return self._loop_thread.run(lambda: self.replay(journal, **options))
 
     @overload
-    def fork_sync(self, journal: JournalLike, **options: Unpack[ForkOptions]) -> RunResult: ...
+    def fork_sync(
+        self, journal: JournalLike, *, tools: ForkTools, **options: Unpack[RecordedForkOptions]
+    ) -> ForkReport: ...
     @overload
-    def fork_sync(self, journal: JournalLike, **options: Unpack[RecordedForkOptions]) -> ForkReport: ...
+    def fork_sync(self, journal: JournalLike, **options: Unpack[ForkOptions]) -> RunResult: ...
     def fork_sync(self, journal: JournalLike, **options: Any) -> RunResult | ForkReport:
         """Do what ``fork`` does for synchronous code."""
         forked: RunResult | ForkReport = self._loop_thread.run(lambda: self.fork(journal, **options))

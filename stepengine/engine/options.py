@@ -17,7 +17,7 @@ from stepengine.errors import InputError, ReplayDivergence
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
-    from stepengine.journal.recorded_forks import ForkTools, Purse, Simulator
+    from stepengine.journal.recorded_forks import Purse, Simulator
     from stepengine.journal.undoing import Roots
     from stepengine.models import Models, Provider
     from stepengine.sessions import SessionStore, VersionedStore
@@ -219,12 +219,9 @@ class ForkOptions(TypedDict, total=False):
 
 class RecordedForkOptions(TypedDict, total=False):
     """
-    What ``fork`` takes with ``tools=``: models are asked after the place, and the record answers tools.
+    Further options of ``fork`` with ``tools=``.
 
     Attributes:
-        tools: Which calls are performed that nothing else answers: ``"recorded"`` for none, ``"idempotent"`` for those of tools
-            that are ``idempotent`` or ``read_only`` and of ``Perform.idempotent``, ``"working-copy"`` for all, where tools
-            work on something that may be thrown away.
         at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none. By default that
             before the first one that is not as recorded. With -1, and *reuse* false, a model answers anew from its first call on.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
@@ -236,7 +233,6 @@ class RecordedForkOptions(TypedDict, total=False):
         into: Where the new journal goes; by default into memory.
     """
 
-    tools: Required[ForkTools]
     at: int | str | None
     agent: AgentLike | None
     simulate: Simulator | None

@@ -253,9 +253,7 @@ def test_the_inspector_lists_and_calls_and_is_told_what_it_did_not_show(
     inspector = ["node", command("mcp-inspector"), "--cli", *target, "--method"]
 
     listed = output_of([*inspector, "tools/list"], tmp_path)
-    called = output_of(
-        [*inspector, "tools/call", "--tool-name", "order_taker", "--tool-arg", "prompt=shoes"], tmp_path
-    )
+    called = output_of([*inspector, "tools/call", "--tool-name", "order_taker", "--tool-arg", "prompt=shoes"], tmp_path)
 
     assert ["order_taker"] == [one["name"] for one in listed["tools"]]
     assert {"what": "shoes", "size": ""} == called["structuredContent"]
