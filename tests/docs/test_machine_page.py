@@ -1,0 +1,51 @@
+"""
+The page about the machine names modules and classes that exist.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = re.sub(r"^```.*?^```$", "", (ROOT / "docs" / "the-machine.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+PACKAGE = ROOT / "stepengine"
+WORDS = 2_500
+
+
+def defined() -> set[str]:
+    """
+    Give the names that modules define at their top level, and those of methods as ``Class.method``.
+    """
+    found = set(dir(__builtins__)) | {"Exception"}
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found |= {node.name} | {
+                    f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)
+                }
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found |= {each.id for each in targets if isinstance(each, ast.Name)}
+    return found
+
+
+def test_every_module_of_the_page_exists() -> None:
+    modules = re.findall(r"`([a-z_]+/[a-z_]+\.py)`", PAGE)
+
+    assert len(set(modules)) > 25
+    assert [] == [module for module in modules if not ((PACKAGE / module).exists() or (ROOT / module).exists())]
+
+
+def test_every_class_function_and_table_of_the_page_exists() -> None:
+    names = set(re.findall(r"`([A-Z]\w*(?:\.\w+)?)`", PAGE))
+
+    assert len(names) > 50
+    assert set() == names - defined()
+
+
+def test_the_page_is_read_in_a_quarter_of_an_hour() -> None:
+    assert WORDS >= len(PAGE.split())
