@@ -1,8 +1,8 @@
 """
-Every table over effects, yieldables or events has all rows.
+Every table over a closed union of the package has all rows.
 
-The unions are ``EFFECTS`` in ``data/effects.py``, ``YIELDS`` in ``data/yields.py`` and ``EVENTS`` in ``data/events.py``. A package that knows
-more of their members keeps that in a table of its own, which ``UNIONS`` lists. For a new member, the first test names each table that lacks its row.
+``UNIONS`` lists the unions and their tables: a union has its rows in one module, and a package that knows more of its members keeps that in a
+table of its own. For a new member, the first test names each table that lacks its row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stepengine.data.events import EVENTS, Event, EventRow
 from stepengine.data.yields import YIELDS, YieldRow
 from stepengine.durable import steps as durable_steps
 from stepengine.engine import stepping
-from stepengine.journal import encoding, questions, records, show, watching
+from stepengine.journal import encoding, ordering, questions, records, show, watching
 from stepengine.machine import calls, protocol
 from stepengine.otel import Tracing
 from stepengine.programs import prelude, rewriting, strangers
@@ -77,6 +77,14 @@ def name_in_sandbox(row: YieldRow) -> str:
 
 def class_yielded(row: YieldRow) -> str:
     return row.kind.__name__
+
+
+def types_recorded() -> list[str]:
+    """Return the types of the inputs that the journal records."""
+    files = [PACKAGE / "journal" / name for name in ("records.py", "recorder.py", "journaled_run.py")]
+    found = "".join([file.read_text(encoding="utf-8") for file in files])
+    made = re.findall(r'(?:Input\(.*|said = |return Input.*)\{"type": "(\w+)"', found)
+    return [*dict.fromkeys([*made, records.SIGNED])]
 
 
 def shown(row: EventRow) -> str:
@@ -260,10 +268,25 @@ OF_EVENTS = (
     ),
 )
 
+RECORDS = get_args(records.Record)
+OF_RECORDS = (
+    Table("journal/records.py _MAKERS", records._MAKERS, lambda record: record.kind),
+    # The head is first, and a blob is before the record that names it.
+    Table("journal/ordering.py RANK", ordering.RANK, lambda record: record.kind, ["head", "blob"]),
+    Table(
+        "docs/journals.md, a table row",
+        re.findall(r"^\| `(\w+)", (ROOT / "docs" / "journals.md").read_text(encoding="utf-8"), re.MULTILINE),
+        lambda record: record.kind,
+    ),
+)
+OF_INPUTS = (Table("journal/records.py INPUTS", records.INPUTS, str),)
+
 UNIONS: tuple[tuple[Sequence[Any], Sequence[Table]], ...] = (
     (EFFECTS, OF_EFFECTS),
     (YIELDS, OF_YIELDS),
     (EVENTS, OF_EVENTS),
+    (RECORDS, OF_RECORDS),
+    (types_recorded(), OF_INPUTS),
 )
 TABLES = [table for _, tables in UNIONS for table in tables]
 
@@ -309,6 +332,7 @@ A_TABLE = 3
 NAMES = frozenset(
     [*KINDS, *map(class_of, EFFECTS), *map(class_yielded, YIELDS), *[row.name for row in YIELDS]]
     + [name for row in EVENTS for name in (row.cls.__name__, row.cls.type)]
+    + [record.__name__ for record in RECORDS]
 )
 
 
@@ -359,6 +383,16 @@ class PlantedEvent(Event):
     type = "planted_event"
 
 
+class PlantedRecord:
+    """A record that only the union names."""
+
+    kind = "planted_record"
+
+
+def test_the_types_of_inputs_are_those_that_are_recorded():
+    assert {*records.INPUTS} == {*types_recorded()}
+
+
 def test_no_table_lacks_a_row():
     found = problems()
     assert not found, "\n".join(["", *found])
@@ -370,6 +404,8 @@ def test_each_table_that_lacks_a_row_is_named():
         [PLANTED],
         [YIELDED, YIELDED._replace(name="Unsafe", for_sandbox=False)],
         [EventRow(PlantedEvent, by_machine=True, is_recorded=True)],
+        [PlantedRecord],
+        ["planted_input"],
     )
     found = {*planted} - {*problems()}
     assert {table.where for table in TABLES} == {line.partition(" lacks ")[0] for line in found}

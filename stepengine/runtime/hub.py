@@ -402,7 +402,8 @@ def _fields(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _chars(event: Event) -> int:
     """Return how much text an event holds; what its run's result holds is kept anyway by whoever has the handle."""
-    texts, others = _fields(type(event))
+    kind: Any = type(event)  # mypy: a frozen class would have no hash
+    texts, others = _fields(kind)
     chars = sum([len(getattr(event, name)) for name in texts])
     return chars + sum([_size(getattr(event, name)) for name in others]) if others else chars
 
