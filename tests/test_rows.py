@@ -1,8 +1,8 @@
 """
-Every table over effects or yieldables has all rows.
+Every table over a closed union of the package has all rows.
 
-The unions are ``EFFECTS`` in ``data/effects.py`` and ``YIELDS`` in ``data/yields.py``. A package that knows more of their members keeps that in
-a table of its own, which ``OF_EFFECTS`` or ``OF_YIELDS`` lists. For a new member, the first test names each table that lacks its row.
+``UNIONS`` lists the unions and their tables: a union has its rows in one module, and a package that knows more of its members keeps that in a
+table of its own. For a new member, the first test names each table that lacks its row.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ from typing import Any, NamedTuple, get_args
 from attrs import frozen
 
 import stepengine
-from stepengine.data import effects, yields
+import stepengine.events
+from stepengine.adapters.acp.updates import ShownTurn
+from stepengine.adapters.ag_ui import _Page as AgUiPage
+from stepengine.adapters.otel import Tracing
+from stepengine.adapters.vercel import _Page as VercelPage
+from stepengine.cli.screen.progress import Progress
+from stepengine.data import effects, events, yields
 from stepengine.data.effects import EFFECTS, KINDS, EffectRow
+from stepengine.data.events import EVENTS, Event, EventRow
 from stepengine.data.yields import YIELDS, YieldRow
 from stepengine.durable import steps as durable_steps
 from stepengine.engine import stepping
-from stepengine.journal import encoding, questions, records, show, watching
+from stepengine.journal import encoding, ordering, questions, records, show, watching
 from stepengine.machine import calls, protocol
 from stepengine.runtime import effect_events, performing, standstill
 from stepengine.sandbox import prelude, rewriting, strangers
@@ -70,6 +77,31 @@ def name_in_sandbox(row: YieldRow) -> str:
 
 def class_yielded(row: YieldRow) -> str:
     return row.kind.__name__
+
+
+def types_recorded() -> list[str]:
+    """Return the types of the inputs that the journal records."""
+    files = [PACKAGE / "journal" / name for name in ("records.py", "recorder.py", "journaled_run.py")]
+    found = "".join([file.read_text(encoding="utf-8") for file in files])
+    made = re.findall(r'(?:Input\(.*|said = |return Input.*)\{"type": "(\w+)"', found)
+    return [*dict.fromkeys([*made, records.SIGNED])]
+
+
+def shown(row: EventRow) -> str:
+    """Return the name of an event that each surface has a form for."""
+    return row.cls.__name__ if row.form == "own" else ""
+
+
+def shown_to_people(row: EventRow) -> str:
+    """Return the JSON name of an event that our own surfaces show, since they send nothing as data."""
+    return "" if row.form == "detail" else row.cls.type
+
+
+def classes_made(*files: str) -> set[str]:
+    """Return the names of the classes of which these modules of the package make objects."""
+    return {
+        name for file in files for name in re.findall(r"\b([A-Z]\w+)\(", (PACKAGE / file).read_text(encoding="utf-8"))
+    }
 
 
 OF_EFFECTS = (
@@ -141,6 +173,124 @@ OF_YIELDS = (
 )
 
 
+OF_EVENTS = (
+    Table("data/events.py __all__", events.__all__, class_of),
+    Table("events.py __all__", stepengine.events.__all__, class_of),
+    Table(
+        "machine/protocol.py ORDER or ANYWHERE",
+        {token.partition(":")[0] for state in protocol.ORDER.values() for token in state} | {*protocol.ANYWHERE},
+        lambda row: class_of(row) if row.by_machine else "",
+    ),
+    Table(
+        "journal/watching.py or runtime/effect_events.py, where it is made",
+        classes_made("journal/watching.py", "runtime/effect_events.py"),
+        lambda row: class_of(row) if row.is_recorded else "",
+    ),
+    Table("adapters/ag_ui/__init__.py SHOWN", AgUiPage.SHOWN, shown),
+    Table(
+        "adapters/vercel/__init__.py SHOWN or OF_ROOT",
+        {**VercelPage.SHOWN, **VercelPage.OF_ROOT},
+        shown,
+        # A chunk begins the message, and a page shows its own answers.
+        ["RunStarted", "AnswerReceived"],
+    ),
+    Table(
+        "adapters/acp/updates.py SHOWN",
+        ShownTurn.SHOWN,
+        shown,
+        # An editor has turns instead of runs and steps, calls without parts, and requests for questions.
+        [
+            "RunStarted",
+            "StepStarted",
+            "ToolInputDelta",
+            "WaitFinished",
+            "QuestionAsked",
+            "AnswerReceived",
+            "PermissionDecided",
+        ],
+    ),
+    Table(
+        "adapters/otel/__init__.py _TRACED",
+        Tracing._TRACED,
+        shown,
+        # Spans have no texts but those of whole calls.
+        [
+            "TextCompleted",
+            "ThinkingCompleted",
+            "ReplyDiscarded",
+            "ToolProgress",
+            "ToolLog",
+            "TodosChanged",
+            "AnswerReceived",
+        ],
+    ),
+    Table(
+        "cli/screen/progress.py Progress",
+        [name[4:] for name in vars(Progress) if name.startswith("_on_")],
+        shown_to_people,
+        # A terminal shows whole thoughts and calls, and the command prints how its run ended.
+        [
+            "run_started",
+            "run_finished",
+            "step_finished",
+            "thinking_delta",
+            "tool_input_delta",
+            "todos_changed",
+            "permission_decided",
+            "wait_finished",
+            "file_changed",
+            "compacted",
+            "followups_suggested",
+            "events_dropped",
+        ],
+    ),
+    Table(
+        "server/page/views/run/watch.js take",
+        re.findall(r'case "(\w+)"', (PACKAGE / "server/page/views/run/watch.js").read_text(encoding="utf-8")),
+        shown_to_people,
+        # The list shows what each agent does now. All steps of the run, with the rest, are below it.
+        [
+            "step_started",
+            "step_finished",
+            "thinking_completed",
+            "tool_input_delta",
+            "tool_log",
+            "todos_changed",
+            "answer_received",
+            "permission_decided",
+            "wait_finished",
+            "compacted",
+            "followups_suggested",
+            "repeat",
+            "warned",
+            "events_dropped",
+        ],
+    ),
+)
+
+RECORDS = get_args(records.Record)
+OF_RECORDS = (
+    Table("journal/records.py _MAKERS", records._MAKERS, lambda record: record.kind),
+    # The head is first, and a blob is before the record that names it.
+    Table("journal/ordering.py RANK", ordering.RANK, lambda record: record.kind, ["head", "blob"]),
+    Table(
+        "docs/journals.md, a table row",
+        re.findall(r"^\| `(\w+)", (ROOT / "docs" / "journals.md").read_text(encoding="utf-8"), re.MULTILINE),
+        lambda record: record.kind,
+    ),
+)
+OF_INPUTS = (Table("journal/records.py INPUTS", records.INPUTS, str),)
+
+UNIONS: tuple[tuple[Sequence[Any], Sequence[Table]], ...] = (
+    (EFFECTS, OF_EFFECTS),
+    (YIELDS, OF_YIELDS),
+    (EVENTS, OF_EVENTS),
+    (RECORDS, OF_RECORDS),
+    (types_recorded(), OF_INPUTS),
+)
+TABLES = [table for _, tables in UNIONS for table in tables]
+
+
 def missing_rows(table: Table, rows: Sequence[Any]) -> Iterator[str]:
     """Give a line for each row that *table* lacks, and for each exception that is none."""
     keys = {key if isinstance(key, str) else key.__name__ for key in table.keys}
@@ -153,30 +303,42 @@ def missing_rows(table: Table, rows: Sequence[Any]) -> Iterator[str]:
             yield f"{table.where}: {key!r} is no exception, since it {'has a row' if key in keys else 'needs none'}"
 
 
-def problems(of_effects: Sequence[EffectRow], of_yields: Sequence[YieldRow]) -> list[str]:
-    found = [line for table in OF_EFFECTS for line in missing_rows(table, of_effects)]
-    return found + [line for table in OF_YIELDS for line in missing_rows(table, of_yields)]
+def problems(*planted: Sequence[Any]) -> list[str]:
+    """Return the lines of all tables, where each union has the rows that are *planted* in it, too."""
+    return [
+        line
+        for (rows, tables), more in zip(UNIONS, planted or [()] * len(UNIONS), strict=True)
+        for table in tables
+        for line in missing_rows(table, [*rows, *more])
+    ]
 
 
 OTHERS = {
     "__init__.py _PLACES": "tests/engine/test_front_door.py reads each name of __all__ through it",
     "cli/listing.py GROUPS": "commands, some of which have the name of a yieldable",
+    "cli/screen/progress.py OF_MANY": "only what is shown of one child among many has to be in it",
     "durable/steps.py SLEEP, RECEIVE, AWAIT, START, TELL, CANCEL": "the names that KINDS refers to",
     "machine/handler.py ANSWERS": "what it does not name becomes one effect, through MEMBERS of machine/calls.py",
     "machine/handler.py SPAWNS": "only what starts a child has to be in it",
     "machine/protocol.py OWN": "a part of ORDER",
     "machine/protocol.py WAITING": "a part of ORDER",
     "runtime/driver.py BARE": "a shorter way for the most frequent effects; the longer one serves for all",
+    "runtime/hub.py NOTED": "the events that the hub itself reads",
     "testing/faults.py FAULTS": "which effects a fault suits; ANY is the part that suits all",
+    "adapters/vercel/__init__.py OF_CHILD": "a child run is one part of the message, which needs only these",
 }
-"""Literals that are not in ``OF_EFFECTS`` or ``OF_YIELDS``, each with the reason."""
+"""Literals that are not in ``UNIONS``, each with the reason."""
 A_TABLE = 3
 """A literal with so many members of a union is a table."""
-NAMES = frozenset([*KINDS, *map(class_of, EFFECTS), *map(class_yielded, YIELDS), *[row.name for row in YIELDS]])
+NAMES = frozenset(
+    [*KINDS, *map(class_of, EFFECTS), *map(class_yielded, YIELDS), *[row.name for row in YIELDS]]
+    + [name for row in EVENTS for name in (row.cls.__name__, row.cls.type)]
+    + [record.__name__ for record in RECORDS]
+)
 
 
 def is_table(node: ast.AST) -> bool:
-    """Return whether *node* is a literal whose keys or elements name several effects or several yieldables."""
+    """Return whether *node* is a literal whose keys or elements name several members of a union."""
     if not isinstance(node, ast.Dict | ast.Tuple | ast.List | ast.Set):
         return False
     found = set()
@@ -216,16 +378,38 @@ YIELDED = YieldRow(
 )
 
 
+class PlantedEvent(Event):
+    """An event that only its row knows."""
+
+    type = "planted_event"
+
+
+class PlantedRecord:
+    """A record that only the union names."""
+
+    kind = "planted_record"
+
+
+def test_the_types_of_inputs_are_those_that_are_recorded():
+    assert {*records.INPUTS} == {*types_recorded()}
+
+
 def test_no_table_lacks_a_row():
-    found = problems(EFFECTS, YIELDS)
+    found = problems()
     assert not found, "\n".join(["", *found])
 
 
 def test_each_table_that_lacks_a_row_is_named():
-    """An effect and a yieldable that have nothing but their rows in ``data`` are missing in every table."""
-    planted = problems([*EFFECTS, PLANTED], [*YIELDS, YIELDED, YIELDED._replace(name="Unsafe", for_sandbox=False)])
-    found = {*planted} - {*problems(EFFECTS, YIELDS)}
-    assert {table.where for table in (*OF_EFFECTS, *OF_YIELDS)} == {line.partition(" lacks ")[0] for line in found}
+    """Members that have nothing but their rows in ``data`` are missing in every table of their union."""
+    planted = problems(
+        [PLANTED],
+        [YIELDED, YIELDED._replace(name="Unsafe", for_sandbox=False)],
+        [EventRow(PlantedEvent, by_machine=True, is_recorded=True)],
+        [PlantedRecord],
+        ["planted_input"],
+    )
+    found = {*planted} - {*problems()}
+    assert {table.where for table in TABLES} == {line.partition(" lacks ")[0] for line in found}
     assert {"journal/records.py EFFECTS lacks 'planted'", "machine/calls.py MEMBERS lacks 'Planted'"} <= found
 
 
@@ -243,10 +427,10 @@ def test_an_exception_that_is_none_any_more_is_named():
 
 
 def test_every_table_is_registered():
-    """A new table is entered in ``OF_EFFECTS`` or ``OF_YIELDS`` (or, with a reason, in ``OTHERS``), so that it is checked for missing rows."""
+    """A new table is entered in ``UNIONS`` (or, with a reason, in ``OTHERS``), so that it is checked for missing rows."""
     registered = {
         f"{file} {name}"
-        for table in (*OF_EFFECTS, *OF_YIELDS)
+        for table in TABLES
         for file, _, names in [table.where.partition(" ")]
         for name in names.split(" or ")
     }

@@ -1,5 +1,5 @@
 """
-Events: what whoever watches a run is shown. They change nothing.
+Events: what a run shows to those who watch it, and ``EVENTS``, a table with a row for each. They change nothing.
 
 Every event has ``run_id`` (the root run's), ``path`` (the run in the tree, ``""`` for the root), ``seq`` (the number of the
 effect it belongs to, or of the next one), ``epoch`` and ``index`` (its place in the stream, -1 until it is emitted), and
@@ -11,10 +11,10 @@ in their place, and ``ReplyDiscarded`` takes them back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import attrs
 from attrs import frozen
@@ -28,12 +28,15 @@ from stepengine.data.usage import Usage
 from stepengine.data.waiting import Waits, WaitsFor
 
 __all__ = (
+    "DELTAS",
     "EVENTS",
+    "SENT_AS_DATA",
     "AgentFinished",
     "AgentSpawned",
     "AnswerReceived",
     "Compacted",
     "Event",
+    "EventRow",
     "EventsDropped",
     "FileChanged",
     "FollowupsSuggested",
@@ -658,50 +661,74 @@ class RunFinished(Event):
         return told if self._clean is None else self._clean(told)
 
 
-EVENTS: Mapping[str, type[Event]] = {
-    event.type: event
-    for event in (
-        AgentFinished,
-        AgentSpawned,
-        AnswerReceived,
-        Compacted,
-        EventsDropped,
-        FileChanged,
-        FollowupsSuggested,
-        HandlerNotice,
-        HookFailed,
-        LogLine,
-        ModelFinished,
-        ModelRetry,
-        ModelStarted,
-        Notification,
-        PerformFinished,
-        PerformStarted,
-        PermissionDecided,
-        PermissionRequested,
-        PhaseChanged,
-        QuestionAsked,
-        RateLimited,
-        Repeat,
-        ReplyDiscarded,
-        RunFailed,
-        RunFinished,
-        RunStarted,
-        StepFinished,
-        StepStarted,
-        TextCompleted,
-        TextDelta,
-        ThinkingCompleted,
-        ThinkingDelta,
-        TodosChanged,
-        ToolFinished,
-        ToolInputDelta,
-        ToolLog,
-        ToolProgress,
-        ToolStarted,
-        WaitFinished,
-        WaitStarted,
-        Warned,
-    )
-}
-"""Every kind of event by the name that ``type`` and the JSON form have."""
+class EventRow(NamedTuple):
+    """
+    What is known of an event.
+
+    Attributes:
+        cls: Its class. ``cls.type`` is its name in JSON.
+        form: ``"own"`` when every surface that shows runs has a form of its own for it, or a reason to leave it out.
+            ``"data"`` when a surface without a form sends its members to the page as they are. ``"detail"`` when it is
+            for observers and logs.
+        by_machine: Whether the machine emits it, at a place that ``ORDER`` of ``machine/protocol.py`` allows.
+        is_recorded: Whether a reader of the journal gets it, too, with the same path, number and type.
+        is_delta: Whether it is a piece of a text that another event has whole.
+    """
+
+    cls: type[Event]
+    form: Literal["own", "data", "detail"] = "own"
+    by_machine: bool = False
+    is_recorded: bool = False
+    is_delta: bool = False
+
+
+EVENTS: tuple[EventRow, ...] = (
+    EventRow(RunStarted, by_machine=True, is_recorded=True),
+    EventRow(RunFailed, form="detail", by_machine=True),
+    EventRow(RunFinished, is_recorded=True),
+    EventRow(StepStarted, by_machine=True, is_recorded=True),
+    EventRow(StepFinished, by_machine=True, is_recorded=True),
+    EventRow(PhaseChanged, form="detail", by_machine=True),
+    EventRow(ModelStarted, form="detail", is_recorded=True),
+    EventRow(ModelFinished, form="detail", is_recorded=True),
+    EventRow(ModelRetry, form="data"),
+    EventRow(RateLimited, form="data"),
+    EventRow(TextDelta, is_delta=True),
+    EventRow(TextCompleted, by_machine=True, is_recorded=True),
+    EventRow(ThinkingDelta, is_delta=True),
+    EventRow(ThinkingCompleted, by_machine=True, is_recorded=True),
+    EventRow(ReplyDiscarded),
+    EventRow(ToolInputDelta, is_delta=True),
+    EventRow(ToolStarted, by_machine=True, is_recorded=True),
+    EventRow(ToolProgress),
+    EventRow(ToolLog),
+    EventRow(ToolFinished, by_machine=True, is_recorded=True),
+    EventRow(FileChanged, form="data"),
+    EventRow(FollowupsSuggested, form="data"),
+    EventRow(Repeat, form="data"),
+    EventRow(TodosChanged, by_machine=True),
+    EventRow(PerformStarted, form="detail", is_recorded=True),
+    EventRow(PerformFinished, form="detail", is_recorded=True),
+    EventRow(QuestionAsked, is_recorded=True),
+    EventRow(AnswerReceived, is_recorded=True),
+    EventRow(PermissionRequested, is_recorded=True),
+    EventRow(PermissionDecided, by_machine=True),
+    EventRow(AgentSpawned, is_recorded=True),
+    EventRow(AgentFinished, is_recorded=True),
+    EventRow(WaitStarted, is_recorded=True),
+    EventRow(WaitFinished, is_recorded=True),
+    EventRow(Notification, form="data", by_machine=True),
+    EventRow(Compacted, form="data", by_machine=True),
+    EventRow(LogLine, form="detail", by_machine=True),
+    EventRow(HookFailed, form="detail", by_machine=True),
+    EventRow(HandlerNotice, form="detail", by_machine=True),
+    EventRow(Warned, form="data", by_machine=True),
+    EventRow(EventsDropped, form="data"),
+)
+"""Every event."""
+
+DELTAS: frozenset[type[Event]] = frozenset([row.cls for row in EVENTS if row.is_delta])
+"""The pieces of texts."""
+
+SENT_AS_DATA: frozenset[type[Event]] = frozenset([row.cls for row in EVENTS if row.form == "data"])
+"""The events that a page whose protocol has no form for them gets as data."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import assert_never
 
 import attrs
 
@@ -18,7 +19,19 @@ from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History, parent_of
 from stepengine.journal.provenance import is_own, record_own
 from stepengine.journal.questions import outcome_for
-from stepengine.journal.records import ROOT, SIGNED, Address, Blob, Head, Input, Intent, Record, Result, shown_address
+from stepengine.journal.records import (
+    INPUTS,
+    ROOT,
+    UNKNOWN_INPUT,
+    Address,
+    Blob,
+    Head,
+    Input,
+    Intent,
+    Record,
+    Result,
+    shown_address,
+)
 from stepengine.journal.replayer import Cut, check_repeats, place_of
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.journal.undoing import Roots, Undoing, refuse_unknown, undo_writes
@@ -109,11 +122,13 @@ def _keep_before(history: History, cut: Cut, address: Address, run: str) -> list
                 records += [record] if _keeps_input(cut, record) else []
             case Blob():
                 records.append(record)
+            case _ as never:
+                assert_never(never)
     return records
 
 
 def _keeps_input(cut: Cut, record: Input) -> bool:
-    if record.input.get("type") in ("stop", SIGNED):
+    if not INPUTS.get(record.input["type"], UNKNOWN_INPUT).is_forked:
         return False
     place = parent_of(record.path) if record.seq < 0 else (record.path, record.seq)
     return cut.keeps_intent(place)

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, assert_never, cast
 
 import attrs
 from attrs import frozen
@@ -246,6 +246,8 @@ class History:
                 self._take_input(record)
             case Blob():
                 self.blobs[record.fp] = record.data
+            case _ as never:
+                assert_never(never)
         return ""
 
     def _take_input(self, record: Input) -> None:
@@ -629,7 +631,7 @@ class History:
             case Input():
                 with self._reading(record):
                     return attrs.evolve(record, input=unpack_texts(record.input, self.blobs), line=None)
-            case _:
+            case Head() | Blob():
                 return attrs.evolve(record, line=None)
 
     def has_run(self, path: str) -> bool:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, ClassVar, Protocol, TypeAlias, cast, get_args
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast, get_args
 
 import attrs
 from attrs import frozen
@@ -35,11 +35,13 @@ from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 __all__ = (
     "EFFECTS",
     "FORMAT",
+    "INPUTS",
     "ROOT",
     "SEPARATORS",
     "SIGNED",
     "TAIL_BYTES",
     "TAIL_FORM",
+    "UNKNOWN_INPUT",
     "UNREADABLE",
     "Address",
     "Blob",
@@ -113,32 +115,6 @@ REQUEST: Shape = {
 }  # fmt: skip
 TOOL: Shape = {"name": str, "description": str, "input_schema": dict}
 SLICE: Shape = {"seq": int, "start": int, "stop": int, "path?": str}
-INPUTS: Mapping[str, Shape] = {
-    "system_prompt": {"text": str},
-    "context_window": {"tokens": int},
-    "stop": {"kind": str, "error?": dict},
-    "answer": {"question_id": str, "answer": ANY},
-    "accepted_difference": {"fp": str},
-    "partial_usage": {"usage": dict, "cost?": str},
-    "manual_result": {"by": str, "reason": str},
-    "result_pending": {},
-    "signature": {
-        "key": str,
-        "records": int,
-        "digest": str,
-        "marks": str,
-        "found": int,
-        "closes": bool,
-        "time": str,
-        "sig": str,
-    },
-    "wake_time": {"until": int},
-    "computed": {"values": list},
-    "gap": {},
-    "message": {"id": str, "topic": str, "value": ANY},
-    "rejected_message": {"id": str, "why": str},
-    "mailbox_message": {"id": str, "kind": str, "value": ANY},
-}
 OUTCOMES: Mapping[str, Any] = {
     **{kind: row.outcome for kind, row in KINDS.items()},
     "agent_call": ChildResult,
@@ -283,26 +259,6 @@ def check_attempts(attempts: Any) -> None:
         _check_stored([{"type": "failure", "error": attempt["error"]}], Failure)
 
 
-def check_input(said: Mapping[str, Any]) -> None:
-    """Raise unless this came from outside; what a newer version knows is left alone."""
-    check_members(said, {"type": str}, "the input")
-    # A type that is not in the table has no shape to fail: inputs are what a newer version adds, and a run of this one
-    # can be read without them.
-    check_members(said, INPUTS.get(said["type"], {}), "the input")
-    if said["type"] == "answer":
-        _check_stored([said["answer"]], Answer)
-    if said["type"] == "partial_usage":
-        begun_of(said)
-    if said["type"] == "computed" and not all(value is None or isinstance(value, Mapping) for value in said["values"]):
-        msg = "what the work of a body came to is an object"
-        raise ValueError(msg)
-    if said["type"] == "stop":
-        if said["kind"] not in get_args(StopKind):
-            msg = f"a run stops for one of {', '.join(get_args(StopKind))}, not {said['kind'][:80]!r}"
-            raise ValueError(msg)
-        _check_stored([said["error"]] if "error" in said else [], StepEngineError)
-
-
 def begun_of(said: Mapping[str, Any]) -> Begun:
     """Return what an input says that a model call had used when it was stopped; raises ``ValueError`` for anything else."""
     _check_stored([said["usage"]], Usage)
@@ -316,6 +272,84 @@ def begun_of(said: Mapping[str, Any]) -> Begun:
         msg = f"a cost is a number of dollars, not {said['cost'][:80]!r}"
         raise ValueError(msg)
     return Begun(restored(said["usage"]), cost)
+
+
+def _check_answer(said: Mapping[str, Any]) -> None:
+    _check_stored([said["answer"]], Answer)
+
+
+def _check_computed(said: Mapping[str, Any]) -> None:
+    if not all(value is None or isinstance(value, Mapping) for value in said["values"]):
+        msg = "what the work of a body came to is an object"
+        raise ValueError(msg)
+
+
+def _check_stop(said: Mapping[str, Any]) -> None:
+    if said["kind"] not in get_args(StopKind):
+        msg = f"a run stops for one of {', '.join(get_args(StopKind))}, not {said['kind'][:80]!r}"
+        raise ValueError(msg)
+    _check_stored([said["error"]] if "error" in said else [], StepEngineError)
+
+
+class InputRow(NamedTuple):
+    """
+    What is known of a type of input.
+
+    Attributes:
+        members: The types of its members.
+        check: Raises for a value that *members* lets through and no run writes.
+        is_shown: Whether the page of a run has a row for it. Others are shown with the request or the call that they belong to.
+        is_forked: Whether a fork keeps it.
+    """
+
+    members: Shape
+    check: Callable[[Mapping[str, Any]], object] | None = None
+    is_shown: bool = True
+    is_forked: bool = True
+
+
+INPUTS: Mapping[str, InputRow] = {
+    "system_prompt": InputRow({"text": str}, is_shown=False),
+    "context_window": InputRow({"tokens": int}, is_shown=False),
+    "stop": InputRow({"kind": str, "error?": dict}, _check_stop, is_forked=False),
+    "answer": InputRow({"question_id": str, "answer": ANY}, _check_answer),
+    "accepted_difference": InputRow({"fp": str}),
+    "partial_usage": InputRow({"usage": dict, "cost?": str}, begun_of),
+    "manual_result": InputRow({"by": str, "reason": str}),
+    "result_pending": InputRow({}, is_shown=False),
+    SIGNED: InputRow(
+        {
+            "key": str,
+            "records": int,
+            "digest": str,
+            "marks": str,
+            "found": int,
+            "closes": bool,
+            "time": str,
+            "sig": str,
+        },
+        is_shown=False,
+        is_forked=False,
+    ),
+    "wake_time": InputRow({"until": int}),
+    "computed": InputRow({"values": list}, _check_computed, is_shown=False),
+    "gap": InputRow({}),
+    "message": InputRow({"id": str, "topic": str, "value": ANY}),
+    "rejected_message": InputRow({"id": str, "why": str}),
+    "mailbox_message": InputRow({"id": str, "kind": str, "value": ANY}),
+}
+"""Every type of input."""
+UNKNOWN_INPUT = InputRow({})
+"""The row of an input that a newer version wrote. A run of this version can be read without it."""
+
+
+def check_input(said: Mapping[str, Any]) -> None:
+    """Raise unless this is an input; one of an unknown type is not checked further."""
+    check_members(said, {"type": str}, "the input")
+    row = INPUTS.get(said["type"], UNKNOWN_INPUT)
+    check_members(said, row.members, "the input")
+    if row.check is not None:
+        row.check(said)
 
 
 FORMAT = "stepengine.journal/1"

@@ -24,7 +24,7 @@ from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.events import (
-    EVENTS,
+    DELTAS,
     Event,
     EventsDropped,
     LogLine,
@@ -76,7 +76,6 @@ MAX_INDEX_DIGITS = 18
 MAX_HISTORIES = 64
 """Of how many runs of a tree a history without its secrets is kept; of further ones it is made anew at each step."""
 NO_HISTORY = ("", Transcript(), Transcript())
-DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
 # An event was made for the moment in which it is shown and nobody has seen it yet, so it gets its place in the stream as it is,
 # without a copy. By the fields themselves, which are found once: by name it takes half as long again.
 SET_RUN_ID, SET_EPOCH, SET_INDEX = (vars(Event)[name].__set__ for name in ("run_id", "epoch", "index"))
@@ -394,18 +393,19 @@ OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question
 
 
 @cache
-def _fields(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _fields(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the fields of a kind of event that are texts, and of those that may hold texts."""
     # Found from the annotations once for each kind: a list by hand would forget the text of the next kind of event, and
     # the ring would grow without anybody's noticing.
-    own = [field for field in attrs.fields(EVENTS[kind]) if field.name not in ("path", "run_id", "epoch")]
+    own = [field for field in attrs.fields(kind) if field.name not in ("path", "run_id", "epoch")]
     texts = tuple([field.name for field in own if field.type == "str"])
     return texts, tuple([field.name for field in own if field.type in OF_EVENTS])
 
 
 def _chars(event: Event) -> int:
     """Return how much text an event holds; what its run's result holds is kept anyway by whoever has the handle."""
-    texts, others = _fields(event.type)
+    kind: Any = type(event)  # mypy: a frozen class would have no hash
+    texts, others = _fields(kind)
     chars = sum([len(getattr(event, name)) for name in texts])
     return chars + sum([_size(getattr(event, name)) for name in others]) if others else chars
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from stepengine.data.events import (
+    EVENTS,
     AgentFinished,
     Event,
     EventsDropped,
@@ -40,29 +41,7 @@ __all__ = ("Had", "Shared", "live_events")
 Mark: TypeAlias = tuple[int, str]
 """The number and the type of the last event of a path."""
 Key: TypeAlias = tuple[str, int, str]
-TOLD = frozenset(
-    {
-        "run_started",
-        "step_started",
-        "step_finished",
-        "model_started",
-        "model_finished",
-        "text_completed",
-        "thinking_completed",
-        "tool_started",
-        "tool_finished",
-        "perform_started",
-        "perform_finished",
-        "question_asked",
-        "answer_received",
-        "permission_requested",
-        "agent_spawned",
-        "agent_finished",
-        "wait_started",
-        "wait_finished",
-        "run_finished",
-    }
-)
+TOLD = frozenset([row.cls.type for row in EVENTS if row.is_recorded])
 """What is told live and by the journal alike; see ``is_told``."""
 STOPS = frozenset({"cancelled", "crashed", "diverged", "limit", "shutdown", "suspended"})
 MOST_PATHS = 16

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
-from stepengine.data.events import Event, TextDelta, ThinkingDelta, ToolInputDelta
+from stepengine.data.events import DELTAS, Event
 from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
 from stepengine.errors import DataError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ("EventsSnapshot", "RequestSnapshot", "RunJsonSnapshot", "RunSnapshot", "tree_of")
 
-DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
 UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
@@ -135,7 +134,7 @@ class EventsSnapshot(_TextSnapshot):
 
     def shown(self, data: Iterable[Event]) -> Any:
         """Return the lines."""
-        return [f"{shown_address(e.path, e.seq)}  {type(e).__name__}" for e in data if not isinstance(e, DELTAS)]
+        return [f"{shown_address(e.path, e.seq)}  {type(e).__name__}" for e in data if type(e) not in DELTAS]
 
     def written(self, value: Any) -> str:
         """Return the lines as text."""

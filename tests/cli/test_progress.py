@@ -261,7 +261,7 @@ def test_every_kind_of_event_can_be_shown() -> None:
     """
     methods = {name.removeprefix("_on_") for name in vars(Progress) if name.startswith("_on_")}
 
-    assert methods <= set(ev.EVENTS)
+    assert methods <= {row.cls.type for row in ev.EVENTS}
 
 
 def test_diff_lines_keep_their_text_and_get_colours() -> None:

@@ -21,7 +21,9 @@ from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
 from stepengine.errors import DataError
 from tests import strategies
 
-CLASSES = [getattr(events, name) for name in events.__all__ if name not in {"EVENTS", "Event"}]
+CLASSES = [
+    cls for cls in vars(events).values() if isinstance(cls, type) and issubclass(cls, Event) and cls is not Event
+]
 run_results = st.builds(RunResult, status=strategies.statuses, state=strategies.states, output=strategies.frozen_values)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "str": strategies.text,
@@ -68,7 +70,8 @@ def test_every_event_becomes_json_with_its_type_and_address(cls: type[Event], da
 
 
 def test_types_are_unique_and_in_snake_case() -> None:
-    assert EVENTS == {cls.type: cls for cls in CLASSES}
+    assert {row.cls for row in EVENTS} == {*CLASSES}
+    assert len(EVENTS) == len({cls.type for cls in CLASSES})
     for cls in CLASSES:
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", cls.type)
         assert cls.__name__ == "".join(word.capitalize() for word in cls.type.split("_"))

@@ -24,10 +24,10 @@ from stepengine.data.messages import ImagePart
 from stepengine.debugging import render_run
 from stepengine.debugging.texts import SafeTexts
 from stepengine.debugging.viewing.comparing import pairs_of
-from stepengine.debugging.viewing.payload import SILENT, RunPayload, Texts
+from stepengine.debugging.viewing.payload import RunPayload, Texts
 from stepengine.debugging.viewing.rendering import PageSource, rendered, stored
 from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
-from stepengine.journal.records import ROOT, shown_address
+from stepengine.journal.records import INPUTS, ROOT, shown_address
 from stepengine.testing import ScriptedModel, tool_call
 from tests.evaluation.runs import HOSTILE, KEY, PNG, REVIEWER, engine, hostile_run, read_all, reviewed, said, today
 
@@ -70,7 +70,7 @@ def assert_requests_are_recorded(journal: Journal) -> int:
     calls = [i for i in history.intents.values() if i.type == "model_call"]
     # Every address of the page is that of a record, with which `show`, `fork` and a link find it.
     recorded = [address for address in history.intents if address != ROOT]
-    recorded += [(i.path, i.seq) for i in history.inputs if i.input["type"] not in SILENT]
+    recorded += [(i.path, i.seq) for i in history.inputs if INPUTS[i.input["type"]].is_shown]
     addresses = [row["a"] for row in steps] + [call["a"] for row in steps for call in row["calls"]]
     assert {shown_address(*address) for address in recorded} == {*addresses}
     for row in steps:

@@ -5,6 +5,7 @@ The page about the machine names modules and classes that exist.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def defined() -> set[str]:
     """
     Give the names that modules define at their top level, and those of methods as ``Class.method``.
     """
-    found = set(dir(__builtins__)) | {"Exception"}
+    found = set(dir(builtins))
     for file in PACKAGE.rglob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):

@@ -46,7 +46,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_the_facade_of_events_has_them_all():
-    assert {*events.__all__} - {"EVENTS"} == {*stepengine.events.__all__}
+    assert {*events.__all__} - {"DELTAS", "EVENTS", "SENT_AS_DATA", "EventRow"} == {*stepengine.events.__all__}
     assert all(getattr(stepengine.events, n) is getattr(events, n) for n in stepengine.events.__all__)
 
 

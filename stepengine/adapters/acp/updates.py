@@ -10,11 +10,11 @@ import base64
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, ClassVar
 
 import acp
 import attrs
@@ -98,23 +98,8 @@ class ShownTurn:
 
     def of(self, event: Event) -> Iterator[Any]:
         """Give the updates that stand for *event*."""
-        match event:
-            case TextDelta() | ThinkingDelta() | TextCompleted() | ThinkingCompleted() | ReplyDiscarded():
-                yield from self._of_reply(event)
-            case ToolStarted() | ToolProgress() | ToolLog() | ToolFinished() | PermissionRequested() | TodosChanged():
-                yield from self._of_tool(event)
-            case AgentSpawned():
-                yield from self._show_child(event)
-            case AgentFinished():
-                yield from self._agent_finished(event)
-            case Compacted() | Warned() | WaitStarted():
-                yield from self._show_notice(event)
-            case ModelStarted() | ModelFinished() | StepFinished():
-                yield from self._show_usage(event)
-            case RunFinished():
-                yield from self._show_output(event)
-            case _:
-                pass
+        show = self.SHOWN.get(type(event))
+        return iter(()) if show is None else show(self, event)
 
     def filled(self, state: AgentState, model: str) -> Iterator[object]:
         """Give how full the model's context is by estimate, for a conversation that goes on from *state*."""
@@ -138,34 +123,6 @@ class ShownTurn:
         if used and size:
             told = None if cost is None else Cost(amount=float(cost), currency="USD")
             yield UsageUpdate(session_update="usage_update", used=used, size=size, cost=told)
-
-    def _of_reply(
-        self, event: TextDelta | ThinkingDelta | TextCompleted | ThinkingCompleted | ReplyDiscarded
-    ) -> Iterator[object]:
-        match event:
-            case TextDelta() | ThinkingDelta():
-                return self._delta(event)
-            case TextCompleted() | ThinkingCompleted():
-                return self._show_rest(event)
-            case ReplyDiscarded():
-                return self._discard_reply(event)
-        assert_never(event)
-
-    def _of_tool(
-        self, event: ToolStarted | ToolProgress | ToolLog | ToolFinished | PermissionRequested | TodosChanged
-    ) -> Iterator[object]:
-        match event:
-            case ToolStarted():
-                return self._tool_started(event)
-            case ToolProgress() | ToolLog():
-                return self._progress(event)
-            case ToolFinished():
-                return self._tool_finished(event)
-            case PermissionRequested():
-                return self._show_permission_request(event)
-            case TodosChanged():
-                return self._todos(event)
-        assert_never(event)
 
     def request(self, event: PermissionRequested) -> ToolCallUpdate:
         """Return the tool call that a permission is asked for."""
@@ -357,6 +314,30 @@ class ShownTurn:
 
     def _agent_id(self, path: str) -> str:
         return f"{self._turn}:agent-{path}"
+
+    SHOWN: ClassVar[Mapping[type[Event], Callable[[ShownTurn, Any], Iterator[Any]]]] = {
+        RunFinished: _show_output,
+        StepFinished: _show_usage,
+        ModelStarted: _show_usage,
+        ModelFinished: _show_usage,
+        TextDelta: _delta,
+        ThinkingDelta: _delta,
+        TextCompleted: _show_rest,
+        ThinkingCompleted: _show_rest,
+        ReplyDiscarded: _discard_reply,
+        ToolStarted: _tool_started,
+        ToolProgress: _progress,
+        ToolLog: _progress,
+        ToolFinished: _tool_finished,
+        PermissionRequested: _show_permission_request,
+        TodosChanged: _todos,
+        AgentSpawned: _show_child,
+        AgentFinished: _agent_finished,
+        WaitStarted: _show_notice,
+        Compacted: _show_notice,
+        Warned: _show_notice,
+    }
+    """The events that an editor is shown in updates of a turn. Questions are requests of their own."""
 
 
 def _entry(todo: Mapping[str, object]) -> Any:

@@ -13,10 +13,10 @@ Must not be here: HTTP (the application has a server, and the package an encoder
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import attrs
 
@@ -33,21 +33,14 @@ from stepengine.adapters.ag_ui.asked import (
 )
 from stepengine.data.codec import plain
 from stepengine.data.events import (
+    SENT_AS_DATA,
     AgentFinished,
     AgentSpawned,
     AnswerReceived,
-    Compacted,
     Event,
-    EventsDropped,
-    FileChanged,
-    FollowupsSuggested,
-    ModelRetry,
-    Notification,
     PermissionDecided,
     PermissionRequested,
     QuestionAsked,
-    RateLimited,
-    Repeat,
     ReplyDiscarded,
     RunFinished,
     RunStarted,
@@ -65,7 +58,6 @@ from stepengine.data.events import (
     ToolStarted,
     WaitFinished,
     WaitStarted,
-    Warned,
 )
 from stepengine.data.json import thaw
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage
@@ -93,10 +85,6 @@ __all__ = (
     "sse",
     "turns",
 )
-
-CUSTOM = (
-    Notification, Compacted, ModelRetry, RateLimited, Warned, Repeat, FollowupsSuggested, EventsDropped, FileChanged,
-)  # fmt: skip
 
 
 async def ag_ui(
@@ -258,15 +246,6 @@ class _Lane:
     calls: dict[str, bool] = attrs.field(factory=dict)
 
 
-OfRun: TypeAlias = AgentSpawned | AgentFinished | RunStarted | RunFinished | StepStarted | StepFinished
-OfWait: TypeAlias = WaitStarted | WaitFinished
-OfReply: TypeAlias = TextDelta | ThinkingDelta | TextCompleted | ThinkingCompleted | ReplyDiscarded
-OfTool: TypeAlias = ToolInputDelta | ToolStarted | ToolFinished | ToolProgress | ToolLog | TodosChanged
-OfQuestion: TypeAlias = QuestionAsked | PermissionRequested | AnswerReceived | PermissionDecided
-SHOWN: TypeAlias = OfRun | OfReply | OfTool | OfQuestion | OfWait
-"""What has events of the protocol of its own; the others are ``CUSTOM``, or are left out."""
-
-
 class _Page:
     """What a page was shown of one run; everything that is begun is ended before the run is, the innermost first."""
 
@@ -293,75 +272,12 @@ class _Page:
         if self._is_over:
             return
         yield from self._begin(event)
-        if isinstance(event, OfReply):
-            yield from self._of_reply(event)
-        elif isinstance(event, OfTool):
-            yield from self._of_tool(event)
-        elif isinstance(event, OfRun):
-            yield from self._of_run(event)
-        elif isinstance(event, OfQuestion):
-            yield from self._of_question(event)
-        elif isinstance(event, OfWait):
-            yield self._wait(event)
-        elif self._verbose or isinstance(event, CUSTOM):
+        show = self.SHOWN.get(type(event))
+        if show is not None:
+            yield from show(self, event)
+        elif self._verbose or type(event) in SENT_AS_DATA:
             value = {name: held for name, held in event.to_json().items() if name not in ("type", "request")}
             yield self._custom(event, event.type, value)
-
-    def _of_run(self, event: OfRun) -> Iterator[BaseEvent]:
-        match event:
-            case AgentSpawned():
-                return self._show_child(event)
-            case AgentFinished():
-                return self._agent_finished(event)
-            case RunStarted():
-                return iter(())
-            case RunFinished():
-                return self._run_finished(event)
-            case StepStarted():
-                return self._step_started(event)
-            case StepFinished():
-                return self._step_finished(event)
-        assert_never(event)
-
-    def _of_reply(self, event: OfReply) -> Iterator[BaseEvent]:
-        match event:
-            case TextDelta():
-                return self._text(event)
-            case ThinkingDelta():
-                return self._show_thought(event)
-            case TextCompleted():
-                return self._text_completed(event)
-            case ThinkingCompleted():
-                return self._thinking_completed(event)
-            case ReplyDiscarded():
-                return self._discard_reply(event)
-        assert_never(event)
-
-    def _of_tool(self, event: OfTool) -> Iterator[BaseEvent]:
-        match event:
-            case ToolInputDelta():
-                return self._input(event)
-            case ToolStarted():
-                return self._tool_started(event)
-            case ToolFinished():
-                return self._tool_finished(event)
-            case ToolProgress() | ToolLog():
-                return self._progress(event)
-            case TodosChanged():
-                return self._todos(event)
-        assert_never(event)
-
-    def _of_question(self, event: OfQuestion) -> Iterator[BaseEvent]:
-        match event:
-            case QuestionAsked():
-                if page_tool_of(event.question):
-                    self._pages.add(self._last_call.get(event.path, ""))
-                return iter(())
-            case PermissionRequested():
-                return self._note_permission_request(event)
-            case AnswerReceived() | PermissionDecided():
-                return self._show_answer(event)
-        assert_never(event)
 
     def fail(self, message: str, code: str) -> Iterator[BaseEvent]:
         """Give the end of a run that failed; nothing when it has ended."""
@@ -562,6 +478,11 @@ class _Page:
         yield from self._end_blocks("")
         yield from self._more_text(event, said)
         yield from self._end_text("", event.seq)
+
+    def _note_page_call(self, event: QuestionAsked) -> Iterator[BaseEvent]:
+        if page_tool_of(event.question):
+            self._pages.add(self._last_call.get(event.path, ""))
+        yield from ()
 
     def _note_permission_request(self, event: PermissionRequested) -> Iterator[BaseEvent]:
         # The end of the run tells it: a suspended one ends with its open questions.
@@ -764,20 +685,19 @@ class _Page:
             subagent_run_id=self._agent(event.path),
         )
 
-    def _wait(self, event: OfWait) -> BaseEvent:
+    def _wait(self, event: WaitStarted | WaitFinished) -> Iterator[BaseEvent]:
         """Give a wait as one activity; a run that is suspended goes on with it in another message."""
         is_over = isinstance(event, WaitFinished) and event.is_over
         about = self._awaited.setdefault((event.path, event.seq), {"kind": event.kind})
         if isinstance(event, WaitStarted):
             about |= {"wakesAt": event.wakes_at, "topic": event.topic, "children": list(event.children)}
-        activity: BaseEvent = self._core.ActivitySnapshotEvent(
+        yield self._core.ActivitySnapshotEvent(
             message_id=f"{self._agent(event.path) or self._root}-wait-{event.seq}",
             activity_type="stepengine.wait",
             content={**about, "isOver": is_over},
             replace=True,
             subagent_run_id=self._agent(event.path),
         )
-        return activity
 
     def _show_answer(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
         if isinstance(event, AnswerReceived):
@@ -804,6 +724,33 @@ class _Page:
     def _new_id(self, event: Event) -> str:
         self._made += 1
         return f"{self._root}-{event.path}-{event.epoch}-{self._made}"
+
+    SHOWN: ClassVar[Mapping[type[Event], Callable[[_Page, Any], Iterable[BaseEvent]]]] = {
+        RunStarted: lambda *_: (),
+        RunFinished: _run_finished,
+        AgentSpawned: _show_child,
+        AgentFinished: _agent_finished,
+        StepStarted: _step_started,
+        StepFinished: _step_finished,
+        TextDelta: _text,
+        ThinkingDelta: _show_thought,
+        TextCompleted: _text_completed,
+        ThinkingCompleted: _thinking_completed,
+        ReplyDiscarded: _discard_reply,
+        ToolInputDelta: _input,
+        ToolStarted: _tool_started,
+        ToolFinished: _tool_finished,
+        ToolProgress: _progress,
+        ToolLog: _progress,
+        TodosChanged: _todos,
+        QuestionAsked: _note_page_call,
+        PermissionRequested: _note_permission_request,
+        AnswerReceived: _show_answer,
+        PermissionDecided: _show_answer,
+        WaitStarted: _wait,
+        WaitFinished: _wait,
+    }
+    """The events for which the protocol has a form. The others are custom events, or are left out."""
 
 
 def _calls_of(session: Session) -> set[str]:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import attrs
 
@@ -180,65 +180,9 @@ class Tracing:
 
     def on_event(self, event: Event) -> None:
         """Begin or end the span that *event* tells of."""
-        match event:
-            case TextDelta() | ThinkingDelta() | ToolInputDelta():
-                self._chunk(event)
-            case ModelStarted() | ModelFinished() | ModelRetry() | RateLimited():
-                self._of_model(event)
-            case StepStarted() | StepFinished() | ToolStarted() | ToolFinished():
-                self._of_step(event)
-            case RunStarted() | AgentSpawned() | AgentFinished() | RunFailed() | RunFinished():
-                self._of_run(event)
-            case (
-                QuestionAsked()
-                | PermissionRequested()
-                | PermissionDecided()
-                | Compacted()
-                | WaitStarted()
-                | WaitFinished()
-            ):
-                self._within_run(event)
-            case _:
-                pass
-
-    def _of_run(self, event: RunStarted | AgentSpawned | AgentFinished | RunFailed | RunFinished) -> None:
-        match event:
-            case RunStarted():
-                self._run_started(event)
-            case AgentSpawned():
-                self._agent_spawned(event)
-            case AgentFinished():
-                self._agent_finished(event)
-            case RunFailed():
-                self._run_failed(event)
-            case RunFinished():
-                self._run_finished(event)
-            case _:
-                assert_never(event)
-
-    def _of_step(self, event: StepStarted | StepFinished | ToolStarted | ToolFinished) -> None:
-        match event:
-            case StepStarted():
-                self._step_started(event)
-            case StepFinished():
-                self._step_finished(event)
-            case ToolStarted():
-                self._tool_started(event)
-            case ToolFinished():
-                self._tool_finished(event)
-            case _:
-                assert_never(event)
-
-    def _of_model(self, event: ModelStarted | ModelFinished | ModelRetry | RateLimited) -> None:
-        match event:
-            case ModelStarted():
-                self._model_started(event)
-            case ModelFinished():
-                self._model_finished(event)
-            case ModelRetry() | RateLimited():
-                self._within_call(event)
-            case _:
-                assert_never(event)
+        begin_or_end = self._TRACED.get(type(event))
+        if begin_or_end is not None:
+            begin_or_end(self, event)
 
     # --- runs and steps -----------------------------------------------------------------------------------------------
 
@@ -496,6 +440,27 @@ class Tracing:
 
     def _close(self, opened: _OpenSpan) -> None:
         opened.span.end()
+
+    _TRACED: ClassVar[Mapping[type[Event], Callable[[Tracing, Any], None]]] = {
+        RunStarted: _run_started,
+        RunFailed: _run_failed,
+        RunFinished: _run_finished,
+        AgentSpawned: _agent_spawned,
+        AgentFinished: _agent_finished,
+        StepStarted: _step_started,
+        StepFinished: _step_finished,
+        ModelStarted: _model_started,
+        ModelFinished: _model_finished,
+        ModelRetry: _within_call,
+        RateLimited: _within_call,
+        ToolStarted: _tool_started,
+        ToolFinished: _tool_finished,
+        **dict.fromkeys((TextDelta, ThinkingDelta, ToolInputDelta), _chunk),
+        **dict.fromkeys(
+            (QuestionAsked, PermissionRequested, PermissionDecided, Compacted, WaitStarted, WaitFinished), _within_run
+        ),
+    }
+    """The events that change a span."""
 
 
 def _version() -> str:

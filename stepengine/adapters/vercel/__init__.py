@@ -14,27 +14,21 @@ Must not be here: HTTP, and history from a browser.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
 
 from stepengine.data.codec import plain
 from stepengine.data.events import (
+    SENT_AS_DATA,
     AgentFinished,
     AgentSpawned,
-    Compacted,
     Event,
-    EventsDropped,
     FileChanged,
-    FollowupsSuggested,
-    ModelRetry,
-    Notification,
     PermissionDecided,
     PermissionRequested,
     QuestionAsked,
-    RateLimited,
-    Repeat,
     ReplyDiscarded,
     RunFinished,
     StepFinished,
@@ -51,7 +45,6 @@ from stepengine.data.events import (
     ToolStarted,
     WaitFinished,
     WaitStarted,
-    Warned,
 )
 from stepengine.data.messages import ToolResult
 from stepengine.data.questions import Answer, AnswerLike
@@ -74,9 +67,9 @@ DECISIONS_FROM = 7
 RESET_FROM = 7
 MAX_PROMPT = 1_048_576
 """Characters of a prompt that a page may send."""
-DATA = (Notification, Compacted, ModelRetry, RateLimited, Warned, Repeat, FollowupsSuggested, EventsDropped)
 
 Chunk = dict[str, Any]
+Shows: TypeAlias = "Mapping[type[Event], Callable[[_Page, Any], Iterator[Chunk]]]"
 
 
 async def vercel(
@@ -249,77 +242,12 @@ class _Page:
             yield from self._set_aside()
             yield from self._end_step()
             return
-        shown = self._of_any_run(event) or (self._of_child(event) if event.path else self._of_root(event))
-        if shown is not None:
-            yield from shown
-        elif isinstance(event, DATA):
+        show = self.SHOWN.get(type(event)) or (self.OF_CHILD if event.path else self.OF_ROOT).get(type(event))
+        if show is not None:
+            yield from show(self, event)
+        elif type(event) in SENT_AS_DATA:
             value = {name: held for name, held in event.to_json().items() if name != "type"}
             yield self._data(event.type.replace("_", "-"), value, transient=True)
-
-    def _of_any_run(self, event: Event) -> Iterator[Chunk] | None:
-        match event:
-            case AgentSpawned():
-                return self._show_child(event)
-            case AgentFinished():
-                return self._agent_finished(event)
-            case RunFinished():
-                return self._run_finished(event)
-            case ToolLog() | ToolProgress():
-                return self._progress(event)
-            case FileChanged():
-                return self._file_changed(event)
-            case TodosChanged():
-                return self._todos(event)
-            case WaitStarted() | WaitFinished():
-                return self._wait(event)
-            case _:
-                return self._of_question(event)
-
-    def _of_question(self, event: Event) -> Iterator[Chunk] | None:
-        match event:
-            case QuestionAsked():
-                return self._show_question(event)
-            case PermissionRequested():
-                return self._requested(event)
-            case PermissionDecided():
-                return self._show_decision(event)
-            case _:
-                return None
-
-    def _of_root(self, event: Event) -> Iterator[Chunk] | None:
-        match event:
-            case TextDelta() | ThinkingDelta():
-                return self._delta(event)
-            case TextCompleted() | ThinkingCompleted():
-                return self._complete_part(event)
-            case ReplyDiscarded():
-                return self._discarded(event)
-            case StepStarted():
-                return self._step_started(event)
-            case StepFinished():
-                return self._step_finished(event)
-            case _:
-                return self._of_root_call(event)
-
-    def _of_root_call(self, event: Event) -> Iterator[Chunk] | None:
-        match event:
-            case ToolInputDelta():
-                return self._input(event)
-            case ToolStarted():
-                return self._tool_started(event)
-            case ToolFinished():
-                return self._tool_finished(event)
-            case _:
-                return None
-
-    def _of_child(self, event: Event) -> Iterator[Chunk] | None:
-        match event:
-            case TextCompleted():
-                return self._child_text(event)
-            case ToolStarted() | ToolFinished():
-                return self._child_tool(event)
-            case _:
-                return None
 
     def fail(self, message: str) -> Iterator[Chunk]:
         """Give the end of a run that failed; nothing when it has ended."""
@@ -582,6 +510,35 @@ class _Page:
     def _data(self, name: str, data: object, *, id: str | None = None, transient: bool = False) -> Chunk:
         told = {"id": id} if id is not None else {}
         return {"type": f"data-{name}", **told, "data": data, **({"transient": True} if transient else {})}
+
+    SHOWN: ClassVar[Shows] = {
+        RunFinished: _run_finished,
+        AgentSpawned: _show_child,
+        AgentFinished: _agent_finished,
+        ToolProgress: _progress,
+        ToolLog: _progress,
+        FileChanged: _file_changed,
+        TodosChanged: _todos,
+        QuestionAsked: _show_question,
+        PermissionRequested: _requested,
+        PermissionDecided: _show_decision,
+        WaitStarted: _wait,
+        WaitFinished: _wait,
+    }
+    """The events that the page is shown of every run."""
+    OF_ROOT: ClassVar[Shows] = {
+        StepStarted: _step_started,
+        StepFinished: _step_finished,
+        TextDelta: _delta,
+        ThinkingDelta: _delta,
+        TextCompleted: _complete_part,
+        ThinkingCompleted: _complete_part,
+        ReplyDiscarded: _discarded,
+        ToolInputDelta: _input,
+        ToolStarted: _tool_started,
+        ToolFinished: _tool_finished,
+    }
+    OF_CHILD: ClassVar[Shows] = {TextCompleted: _child_text, ToolStarted: _child_tool, ToolFinished: _child_tool}
 
 
 def _call_id(event: Any) -> str:

@@ -50,7 +50,7 @@ from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.data.visible import visible
 from stepengine.journal.history import History
 from stepengine.journal.programs import program_of
-from stepengine.journal.records import ROOT, Address, Input, Intent, Result, shown_address
+from stepengine.journal.records import INPUTS, ROOT, UNKNOWN_INPUT, Address, Input, Intent, Result, shown_address
 from stepengine.journal.show import ABOUT, ended_of, run_id_of, status_of
 from stepengine.redaction import redactor_for
 from stepengine.runtime.performer import child_path
@@ -75,8 +75,6 @@ SAID: Mapping[type[Any], str] = {
     ThinkingPart: "thinking",
     RefusalPart: "refusal",
 }
-SILENT = frozenset({"system_prompt", "context_window", "result_pending", "computed", "signature"})
-"""Inputs that the page shows with the requests that they belong to, or that say nothing beside their call."""
 ORDINARY = re.compile(r"[\n\t -~]*")
 MAX_SAFE = 2**53 - 1
 """A browser shows whole numbers beyond this, such as ids of messages, with other digits; as texts they keep theirs."""
@@ -489,7 +487,7 @@ class RunPayload:
 
     def _input(self, record: Input) -> None:
         kind = str(record.input.get("type"))
-        if kind in SILENT:
+        if not INPUTS.get(kind, UNKNOWN_INPUT).is_shown:
             return
         run = self._runs[record.path]
         run.last = max(run.last, record.at)
