@@ -19,6 +19,7 @@ from attrs import frozen
 from stepengine.data.yields import YIELDS
 from stepengine.errors import DefinitionError
 from stepengine.programs.checking import NO_STUBS, ProgramProblem, parsed, problems
+from stepengine.programs.prelude import ERRORS
 from stepengine.programs.sandbox import MODULES
 from stepengine.programs.schemas import SchemaClass, schemas_of
 
@@ -61,31 +62,10 @@ KNOWN: Mapping[str, frozenset[str]] = MappingProxyType(
                 "call",
                 "load_agent",
                 "map_agents",
-                "AgentError",
-                "BadYield",
-                "ChildError",
-                "LimitExceeded",
-                "ModelError",
-                "StepEngineError",
-                "ToolError",
-                "ToolInputError",
-                "ToolNotAvailable",
+                *(ERRORS.keys() - {"GeneratorExit", "LimitReached"}),
             ]
         ),
-        "stepengine.errors": frozenset(
-            [
-                "AgentError",
-                "BadYield",
-                "ChildError",
-                "LimitExceeded",
-                "LimitReached",
-                "ModelError",
-                "StepEngineError",
-                "ToolError",
-                "ToolInputError",
-                "ToolNotAvailable",
-            ]
-        ),
+        "stepengine.errors": frozenset(ERRORS.keys() - {"GeneratorExit"}),
         "stepengine.helpers": GENERATORS,
     }
 )
