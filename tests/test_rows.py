@@ -17,6 +17,7 @@ from attrs import frozen
 
 import stepengine
 import stepengine.events
+from stepengine import errors
 from stepengine.adapters.acp.updates import ShownTurn
 from stepengine.adapters.ag_ui import _Page as AgUiPage
 from stepengine.adapters.otel import Tracing
@@ -25,6 +26,7 @@ from stepengine.cli.screen.progress import Progress
 from stepengine.data import effects, events, yields
 from stepengine.data.effects import EFFECTS, KINDS, EffectRow
 from stepengine.data.events import EVENTS, Event, EventRow
+from stepengine.data.stored import STORED_TYPES
 from stepengine.data.yields import YIELDS, YieldRow
 from stepengine.durable import steps as durable_steps
 from stepengine.engine import stepping
@@ -32,6 +34,7 @@ from stepengine.journal import encoding, ordering, questions, records, show, wat
 from stepengine.machine import calls, protocol
 from stepengine.runtime import effect_events, performing, standstill
 from stepengine.sandbox import prelude, rewriting, strangers
+from stepengine.server import problems as problems_of_requests
 from stepengine.testing import answering, faults, invariants, world
 
 PACKAGE = Path(stepengine.__file__).parent
@@ -65,6 +68,10 @@ def class_of(row: EffectRow) -> str:
 
 def numbered(row: EffectRow) -> str:
     return "" if row.cls.__name__ in UNNUMBERED else row.cls.__name__
+
+
+def name_of(cls: type) -> str:
+    return cls.__name__
 
 
 def kind_of(row: EffectRow) -> str:
@@ -279,6 +286,47 @@ OF_RECORDS = (
         lambda record: record.kind,
     ),
 )
+ERRORS = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, BaseException)]
+STORED_ERRORS = [row for row in STORED_TYPES if issubclass(row.cls, BaseException)]
+OF_ERRORS = (
+    Table("errors.py __all__", errors.__all__, name_of),
+    Table("errors.py, the tree in its docstring", re.findall(r"\w+", errors.__doc__ or ""), name_of),
+    # The signal holds a `LimitExceeded`, which is stored.
+    Table("data/stored.py STORED_TYPES", [row.cls for row in STORED_ERRORS], name_of, ["LimitReached"]),
+    Table(
+        "server/problems.py TOLD",
+        [cls for cls in ERRORS if any(base in problems_of_requests.TOLD for base in cls.__mro__)],
+        name_of,
+        # The agent or the server is at fault: 500, and nothing is said about the inside.
+        [
+            *[
+                "StepEngineError",
+                "AgentError",
+                "HandlerError",
+                "BadYield",
+                "ToolNotAvailable",
+                "OutputMissing",
+                "PerformError",
+            ],
+            *["ChildError", "ExternalAgentError", "RaceLost", "ToolError", "ToolServerError", "PathOutsideRoot"],
+            *["BlockedAddress", "JournalError", "LimitReached"],
+        ],
+    ),
+    Table(
+        "docs/make_reference_tables.py REMEDIES",
+        re.findall(
+            r'^    "(\w+)": "', (ROOT / "docs" / "make_reference_tables.py").read_text(encoding="utf-8"), re.MULTILINE
+        ),
+        name_of,
+    ),
+)
+OF_ERROR_FIELDS = (
+    Table(
+        "data/stored.py STORED_TYPES, the members of errors",
+        [f"{row.cls.__name__}.{field}" for row in STORED_ERRORS for field in row.names()],
+        str,
+    ),
+)
 OF_INPUTS = (Table("journal/records.py INPUTS", records.INPUTS, str),)
 
 UNIONS: tuple[tuple[Sequence[Any], Sequence[Table]], ...] = (
@@ -287,6 +335,11 @@ UNIONS: tuple[tuple[Sequence[Any], Sequence[Table]], ...] = (
     (EVENTS, OF_EVENTS),
     (RECORDS, OF_RECORDS),
     (types_recorded(), OF_INPUTS),
+    (ERRORS, OF_ERRORS),
+    (
+        [f"{row.cls.__name__}.{field}" for row in STORED_ERRORS for field in ("message", *row.cls.fields)],
+        OF_ERROR_FIELDS,
+    ),
 )
 TABLES = [table for _, tables in UNIONS for table in tables]
 
@@ -318,12 +371,15 @@ OTHERS = {
     "cli/listing.py GROUPS": "commands, some of which have the name of a yieldable",
     "cli/screen/progress.py OF_MANY": "only what is shown of one child among many has to be in it",
     "durable/steps.py SLEEP, RECEIVE, AWAIT, START, TELL, CANCEL": "the names that KINDS refers to",
+    "helpers/calls.py WORTH_ANOTHER_TRY": "the default of an option; other errors are not repeated",
     "machine/handler.py ANSWERS": "what it does not name becomes one effect, through MEMBERS of machine/calls.py",
     "machine/handler.py SPAWNS": "only what starts a child has to be in it",
     "machine/protocol.py OWN": "a part of ORDER",
     "machine/protocol.py WAITING": "a part of ORDER",
+    "sandbox/prelude.py ERRORS": "the sandbox has these alone, and catches every other one by its base",
     "runtime/driver.py BARE": "a shorter way for the most frequent effects; the longer one serves for all",
     "runtime/hub.py NOTED": "the events that the hub itself reads",
+    "testing/invariants.py AUTHORS_ERRORS": "what the handlers of the simulations raise",
     "testing/faults.py FAULTS": "which effects a fault suits; ANY is the part that suits all",
     "adapters/vercel/__init__.py OF_CHILD": "a child run is one part of the message, which needs only these",
 }
@@ -333,7 +389,7 @@ A_TABLE = 3
 NAMES = frozenset(
     [*KINDS, *map(class_of, EFFECTS), *map(class_yielded, YIELDS), *[row.name for row in YIELDS]]
     + [name for row in EVENTS for name in (row.cls.__name__, row.cls.type)]
-    + [record.__name__ for record in RECORDS]
+    + [member.__name__ for member in (*RECORDS, *ERRORS)]
 )
 
 
@@ -390,6 +446,10 @@ class PlantedRecord:
     kind = "planted_record"
 
 
+class PlantedError(errors.JournalError):
+    """An error that only its class declares."""
+
+
 def test_the_types_of_inputs_are_those_that_are_recorded():
     assert {*records.INPUTS} == {*types_recorded()}
 
@@ -407,6 +467,8 @@ def test_each_table_that_lacks_a_row_is_named():
         [EventRow(PlantedEvent, by_machine=True, is_recorded=True)],
         [PlantedRecord],
         ["planted_input"],
+        [PlantedError],
+        ["ModelError.planted"],
     )
     found = {*planted} - {*problems()}
     assert {table.where for table in TABLES} == {line.partition(" lacks ")[0] for line in found}

@@ -19,6 +19,7 @@ from attrs import frozen
 from stepengine.data.yields import YIELDS
 from stepengine.errors import DefinitionError
 from stepengine.sandbox.checking import NO_STUBS, ProgramProblem, parsed, problems
+from stepengine.sandbox.prelude import ERRORS
 from stepengine.sandbox.sandbox import MODULES
 from stepengine.sandbox.schemas import SchemaClass, schemas_of
 
@@ -61,31 +62,10 @@ KNOWN: Mapping[str, frozenset[str]] = MappingProxyType(
                 "call",
                 "load_agent",
                 "map_agents",
-                "AgentError",
-                "BadYield",
-                "ChildError",
-                "LimitExceeded",
-                "ModelError",
-                "StepEngineError",
-                "ToolError",
-                "ToolInputError",
-                "ToolNotAvailable",
+                *(ERRORS.keys() - {"GeneratorExit", "LimitReached"}),
             ]
         ),
-        "stepengine.errors": frozenset(
-            [
-                "AgentError",
-                "BadYield",
-                "ChildError",
-                "LimitExceeded",
-                "LimitReached",
-                "ModelError",
-                "StepEngineError",
-                "ToolError",
-                "ToolInputError",
-                "ToolNotAvailable",
-            ]
-        ),
+        "stepengine.errors": frozenset(ERRORS.keys() - {"GeneratorExit"}),
         "stepengine.helpers": GENERATORS,
     }
 )

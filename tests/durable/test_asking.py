@@ -231,7 +231,11 @@ async def test_a_run_that_waits_keeps_nothing_that_it_does_not_need_until_it_goe
         runs = {(await worker.run(ASKS, prompt)).journal for _ in range(3)}
         waiting = list(worker._process.runs)
         gc.collect()
-        forms = [each for each in gc.get_objects() if type(each) is dict and each.get("root") in runs]
+        forms = [
+            each
+            for each in gc.get_objects()
+            if type(each) is dict and isinstance(root := each.get("root"), str) and root in runs
+        ]
         sources = [each for each in gc.get_objects() if type(each) is Random and each.getstate() in drawn_by(waiting)]
 
     assert 3 == len(waiting)
