@@ -309,7 +309,7 @@ def test_a_temperature_beside_which_a_model_cannot_think_is_not_sent_and_that_is
     assert 0.5 == encoded("snowflake", "claude-sonnet-4-5", None, temperature=0.5)["temperature"]
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "thinking.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "thinking.md"
 BEGIN, END = "<!-- table of thinking -->\n", "<!-- end of the table of thinking -->\n"
 WISHES = {
     **{f'`"{word}"`': Thinking(word) for word in EFFORTS},
