@@ -45,7 +45,7 @@ def test_every_class_function_and_table_of_the_page_exists() -> None:
     names = set(re.findall(r"`([A-Z]\w*(?:\.\w+)?)`", PAGE))
 
     assert len(names) > 50
-    assert set() == names - defined()
+    assert set() == names - defined() - {"CONTRIBUTING.md"}
 
 
 def test_the_page_is_read_in_a_quarter_of_an_hour() -> None:
