@@ -17,7 +17,7 @@ FLAT = 1.3
 STARTS = (
     ("usable import", "from stepengine import Engine, AgentDefinition, tool", PARTS, 2.0),
     ("stepengine --help", "stepengine --help", LIST, 2.0),
-    ("first effect", "stepengine run to its first effect", PARTS, 3.0),
+    ("first effect", "stepengine run to its first effect", PARTS, 4.5),
 )
 """What is started, in words, its floor, and how many times as much it may cost."""
 
@@ -26,7 +26,9 @@ TOKENS = 2_000
 """The protocols in which a streamed reply of so many tokens is measured."""
 
 A_THIRD = 4 / 3
-"""How much more who watches a run may pay."""
+"""How much more a token may cost with an observer."""
+WATCHED_STEP = 2.0
+"""How much more a step may cost with an observer: it has nine events, each an ordinary object that the hub sends on."""
 
 MACHINE = 12.5
 """How many times as much as a generator that makes a new state a step of the machine may cost."""
@@ -188,6 +190,8 @@ def watchers(sheet: Sheet) -> Iterator[Verdict]:
         what = f"a token through stream against one of a run that nobody watches, {protocol}"
         yield Verdict("Q15", what, sheet.ratio(stream, run), A_THIRD)
     run, stream = (Key("W8", "step", who, 1_000) for who in ("run", "stream"))
-    yield Verdict("Q15", "a step that somebody watches against one that nobody does", sheet.ratio(stream, run), A_THIRD)
+    yield Verdict(
+        "Q15", "a step that somebody watches against one that nobody does", sheet.ratio(stream, run), WATCHED_STEP
+    )
     run, stream = (Key("W8", "step", f"{who}, a key", 1_000) for who in ("run", "stream"))
-    yield Verdict("Q15", "the same, in a process that knows a key", sheet.ratio(stream, run), A_THIRD)
+    yield Verdict("Q15", "the same, in a process that knows a key", sheet.ratio(stream, run), WATCHED_STEP)
