@@ -211,6 +211,9 @@ class ConnectionWatch:
                 await send(message)
             finally:
                 timer.cancel()
+            if self._transport.is_closing():
+                # Sending to a closed connection does not wait: an application that only sends would keep every other one waiting.
+                await asyncio.sleep(0)
 
         return sent
 
