@@ -55,7 +55,7 @@ def test_the_table_says_which_record_is_for_which_test() -> None:
     """
     And the tests on the page have one of each.
     """
-    table = PAGE.partition("| to know whether |")[2].partition("\n\n")[0]
+    table = PAGE.partition("| to test |")[2].partition("\n\n")[0]
     told = {row[1]: row[2] for row in re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)}
     (tests,) = [b.text for b in BLOCKS if b.path == "tests/test_triage.py"]
 
@@ -91,7 +91,7 @@ def test_python_that_is_no_file_runs_on_its_own() -> None:
 def test_the_table_of_modes_is_complete() -> None:
     from stepengine.testing.recordings import MODES
 
-    table = PAGE.partition("| mode | what it does |")[2].partition("\n\n")[0]
+    table = PAGE.partition("| mode | effect |")[2].partition("\n\n")[0]
 
     assert set(MODES) == set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
 
