@@ -66,8 +66,8 @@ Redact: TypeAlias = Literal["known", "all", "off"]
 # --- names of secrets: one list for each kind of place -----------------------------------------------------------------
 
 SECRET_PARTS = frozenset({
-    "APIKEY", "APIKEYS", "CREDENTIAL", "CREDENTIALS", "KEY", "PASS", "PASSPHRASE", "PASSWD", "PASSWORD", "PAT", "SECRET",
-    "TOKEN",
+    "APIKEY", "APIKEYS", "CREDENTIAL", "CREDENTIALS", "JWT", "KEY", "PASS", "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS", "PAT",
+    "SECRET", "SECRETS", "TOKEN",
 })  # fmt: skip
 """A variable with one of these words between underscores is secret: commands do not see it, records do not hold its value."""
 NO_SECRETS = frozenset({"STEPENGINE_KEY_HOSTS"})

@@ -229,6 +229,16 @@ def test_what_is_no_project_is_wrong_usage(tmp_path: Path, make: object, said: s
     assert said in " ".join(found.output.split())
 
 
+@pytest.mark.spec("packages:PK13")
+def test_a_zip_file_behind_something_else_is_no_wheel(tmp_path: Path) -> None:
+    wheel = wheel_of(tmp_path, **{"acme_agents/a.py": AGENT, "acme_agents/stepengine-agents.json": declared()})
+    wheel.write_bytes(b"#!/bin/sh\nexit\n" + wheel.read_bytes())
+    found = typed("agents", "check", wheel)
+
+    assert 2 == found.exit_code
+    assert "does not start like a zip file" in " ".join(found.output.split())
+
+
 RUNS = "import os, pathlib\npathlib.Path({mark!r}).write_text('ran')\n"
 
 

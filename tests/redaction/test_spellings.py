@@ -161,7 +161,7 @@ def test_the_search_for_encodings_takes_time_in_proportion_to_the_text(piece: st
 
 NAMES = (
     "TOKEN", "PASSWORD", "SECRET", "APIKEY", "OPENAI_APIKEY", "PGPASSWORD", "DB_PASS", "GITHUB_PAT", "API_KEY", "SECRET_KEY_BASE",
-    "GITHUB_TOKEN", "MYSQL_PWD", "REDISCLI_AUTH", "NPM_AUTHTOKEN", "SSH_PASSPHRASE", "db_passwd", "AWS_CREDENTIALS", "KEY_2",
+    "GITHUB_TOKEN", "MYSQL_PWD", "REDISCLI_AUTH", "NPM_AUTHTOKEN", "SSH_PASSPHRASE", "db_passwd", "AWS_CREDENTIALS", "KEY_2", "JWT", "SERVICE_JWT", "DB_PASSWORDS", "APP_SECRETS",
 )  # fmt: skip
 
 

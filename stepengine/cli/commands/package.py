@@ -36,6 +36,7 @@ WHEEL_BYTES = 256 * 1024 * 1024
 WHEEL_FILES, WHEEL_DEPTH, NAME_BYTES = 20_000, 64, 2_048
 """More than any wheel needs, and less than what fills a disk or a path."""
 SHOWN_CHARS = 200
+ZIP_START = b"PK\x03\x04"
 ENCRYPTED = 0x1
 """The bit of a zip file by which a member is encrypted."""
 TEXT_BYTES = 4 * 1024 * 1024
@@ -192,6 +193,12 @@ def _unpack_wheel(path: Path, scratch: Path) -> Path:
     site = Path(tempfile.mkdtemp(prefix="site-", dir=scratch))
     wheel = path if path.is_file() else _build_wheel(path, scratch)
     try:
+        with wheel.open("rb") as file:
+            starts_as_zip = file.read(len(ZIP_START)) == ZIP_START
+        if not starts_as_zip:
+            # Programs differ in what they make of a zip file behind something else, and so in what was checked.
+            msg = f"{wheel.name} is not a wheel: it does not start like a zip file; build it again"
+            raise UsageProblem(msg)
         with zipfile.ZipFile(wheel) as opened:
             members = opened.infolist()
             if len(members) > WHEEL_FILES or sum(info.file_size for info in members) > WHEEL_BYTES:
