@@ -7,7 +7,6 @@ performer. The driver, the machine and the adapters know nothing of it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import weakref
@@ -23,11 +22,11 @@ from stepengine.data.json import JsonValue
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Outcome, Stop, Value
-from stepengine.data.questions import AnswerLike, Question, answer_problem, answered
+from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.waiting import Waits
-from stepengine.errors import JournalError, JournalMissing, StepEngineError, UnknownModel
-from stepengine.journal.encoding import bare, questions_of, too_long, without_secret
+from stepengine.errors import JournalError, StepEngineError, UnknownModel
+from stepengine.journal.encoding import bare, too_long, without_secret
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import (
     STABLE_CREATED,
@@ -37,22 +36,20 @@ from stepengine.journal.history import (
     created_of,
     new_head,
     opening_of,
-    parent_of,
     root_form,
     stop_of,
 )
-from stepengine.journal.mailbox import Letter, Mailbox
 from stepengine.journal.modes import Adding, Extending, Forking, Mode, Recording, Replaying, Resuming, Walking
 from stepengine.journal.ordering import in_address_order
 from stepengine.journal.provenance import is_own, record_own
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
 from stepengine.journal.recorder import Recorder, lookups, recall_lookups
 from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result, shown_address, to_text
+from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
 from stepengine.journal.timing import Pace, Timing
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import left_out
-from stepengine.runtime.mail import Message, answer_in
 from stepengine.runtime.performer import Item, Middleware, Performer, is_repeatable
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.services import ChildPlanner, Level, MachineMaker, ModelRegistry, Services
@@ -103,6 +100,10 @@ class JournaledRun:
         writes: What was written to files by calls whose results are not recorded yet.
         kept: What of the record serves although something else is asked for now.
         wakes_now: Whether recorded sleeps are over at once.
+        mail: The mailbox messages of the run.
+        writer: Writes the journal; ``None`` before the run starts.
+        commits: Makes what was written durable.
+        unwritten: Notes that are written with the next record.
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
@@ -128,10 +129,10 @@ class JournaledRun:
         self.machines: dict[str, Any] = {}
         self.decoders: dict[str, Callable[[Any], Any]] = {}
         self.kept: list[Input] = []
-        self._unwritten: list[Input] = []
-        self._writer: Writer | None = None
+        self.unwritten: list[Input] = []
+        self.writer: Writer | None = None
         self._write: Callable[[Record], None] = _leave_out
-        self._commits: Commits | None = None
+        self.commits: Commits | None = None
         self._give_back: Callable[[], Any] | None = None
         self._models: ModelRegistry | None = None
         self._around: Around | None = None
@@ -139,16 +140,7 @@ class JournaledRun:
         self._is_own = False
         self.writes: dict[Address, list[FileWrite]] = {}
         self.waits = self.wakes_now = False
-        self._box: Mailbox | None = None
-        self._place = 0
-        self._looking = asyncio.Lock()
-        self._known: set[str] = set()
-        self._came, self._early, self.results_sent = list[Letter](), list[Letter](), set[Address]()
-        self._first: list[Message] = []
-        self._begun: set[Address] = set()
-        self._cancels: dict[str, Message] = {}
-        self._was_answered = False
-        self._left_open: dict[str, tuple[Address, Question]] = {}
+        self.mail = RunMailbox(self)
 
     @classmethod
     def record(
@@ -201,7 +193,7 @@ class JournaledRun:
             # Before anything is changed: an answer that fits no question is a slip, such as of the run's id, and a run
             # that went on without it would ask again somewhere else.
             check_answers(writer.history, {**run.answers, **run.decisions})
-            run._collect_letters(writer.history, asks_again=asks_again)
+            run.mail.collect(writer.history, asks_again=asks_again)
             run.wakes_now = now
             # The later ones win: those of this call over those that the record keeps, and both over those given
             # *ahead*, which were meant for whatever may still be asked.
@@ -295,15 +287,15 @@ class JournaledRun:
         return run
 
     def _take(self, writer: Writer) -> Writer:
-        self._writer, self._commits = writer, Commits(writer)
+        self.writer, self.commits = writer, Commits(writer)
         if self.mode.writes:
             self._write = writer.append
         self.waits = writer.waits
         # Where a commit blocks (a disk), it goes to a thread and results of one tick share it; where it does not, a
         # thread and a future would cost more than the commit.
-        self.durable = self._commits.durable if writer.blocks else writer.commit
+        self.durable = self.commits.durable if writer.blocks else writer.commit
         # Called by `close`, too: while it waits, it keeps the writer alive, and with it every error and its frames.
-        self._give_back = weakref.finalize(self, self._commits.close)
+        self._give_back = weakref.finalize(self, self.commits.close)
         if writer.repaired:
             self.warnings.append(
                 f"{self.source.name}: {writer.repaired} bytes of a record that was cut off by a crash were removed"
@@ -465,9 +457,7 @@ class JournaledRun:
             self.replayer.starts_alike(asked)
         self.timing.go_on(history.last_at, created, now)
         self.mode.write_start(self, head, asked, is_equal=is_equal)
-        if self._came:
-            self._first = self._taken_in(self._came)
-            self._came = []
+        self.mail.take_first()
         return self._looked_up(plan, state)
 
     def _with_random(self, plan: RunPlan) -> RunPlan:
@@ -496,7 +486,7 @@ class JournaledRun:
             resumable=True,
             sleep_in_process=services.sleep_in_process if self.mode.waits else 0.0,
             wakes_now=self.wakes_now,
-            mail=self if self.mode.writes else None,
+            mail=self.mail if self.mode.writes else None,
             record=cast("Level", self) if self._goes_on_at_several_places() else None,
         )
 
@@ -526,188 +516,6 @@ class JournaledRun:
         if type(item.effect) in RUNS:
             return self.has_begun(item)
         return self.past.result((item.path, item.effect.seq)) is not None or self.replayer.halts(item)
-
-    # --- messages -----------------------------------------------------------------------------------------------------
-
-    def unread(self) -> list[Message]:
-        """Return the messages of the record that no run took, and what was posted when the run was taken over."""
-        past, first, self._first = self.past, self._first, []
-        kept = [] if past is None else [Message(**one) for one in past.history.unread_messages()]
-        return [*kept, *first]
-
-    def unheard(self, path: str) -> Sequence[str]:
-        """Return what was said to the run at *path* before this process took over, and did not reach it."""
-        past = self.past
-        return () if past is None or not self.mode.goes_on(past.history) else past.history.unheard(path)
-
-    def has(self, message_id: str) -> bool:
-        """Return whether the record has a message of this id."""
-        return message_id in self._known
-
-    async def fetch(self) -> Sequence[Message]:
-        """Return what other processes sent since this was last asked, written down."""
-        box = self._mailbox()
-        if box is None or self._writer is None or self._commits is None:
-            return ()
-        async with self._looking:  # two at once would find the same letters, and each do what they say
-            look = partial(_letters_behind, box, self._place)
-            letters, self._place = await self._commits.apart(look) if self._writer.blocks else look()
-        # Letters to a child that had not begun when they were read: they are looked at again each time, until it has.
-        early, self._early = self._early, []
-        return [*self._cancels.values(), *self._taken_in([*early, *letters])]
-
-    def keep(self, message: Message) -> bool:
-        """Record a message of this process, unless its run has not begun: a record without a run would spoil the journal."""
-        if not self._is_there(message.path):
-            return False
-        self._known.add(message.id)
-        said = {"type": "message", "id": message.id, "topic": message.topic, "value": message.value}
-        self.append(Input(message.path, -1, self.timing.last, said))
-        return True
-
-    def _is_there(self, path: str) -> bool:
-        known = self.past is not None and self.past.history.has_run(path)
-        return not path or known or parent_of(path) in self._begun
-
-    def begins(self, address: Address) -> None:
-        """Take note of a run that begins, so that letters find it; its beginning was written down."""
-        self._begun.add(address)
-
-    def refuse(self, message: Message, why: str) -> None:
-        """Write down that a message was left out."""
-        self._known.add(message.id)
-        self.append(
-            Input(message.path, -1, self.timing.last, {"type": "rejected_message", "id": message.id, "why": why})
-        )
-
-    def post(self, message: Message) -> bool:
-        """Put a message into the mailbox; return whether it is new."""
-        box = self._mailbox()
-        if box is None:
-            return message.id not in self._known
-        letter = Letter(kind=message.kind, value=message.value, id=message.id, path=message.path, topic=message.topic)
-        try:
-            return box.post(letter)
-        except JournalMissing:
-            assert self._writer is not None  # noqa: S101 - it has begun
-            # A run that has begun nothing yet need not be on the disk; whoever posts to it wants it to be.
-            self._writer.commit()
-            return box.post(letter)
-
-    def leaves_open(self, address: Address, questions: Sequence[Question]) -> None:
-        """Take note of questions for whose answers nobody here waits."""
-        self._left_open.update({question.id: (address, question) for question in questions})
-
-    def _mailbox(self) -> Mailbox | None:
-        """Return the mailbox of the run; ``None`` where nobody posts, as for the recording of a test, which is to be repeated."""
-        if not self.mode.takes_letters or self.source.stable:
-            return None
-        # Opened when first asked for, since most runs are never posted to; a journal of a kind that has no mailbox is
-        # no error here, only nobody can post to it.
-        if self._box is None:
-            with contextlib.suppress(JournalError):
-                self._box = self.journal.mailbox()
-        return self._box
-
-    def _collect_letters(self, history: History, *, asks_again: bool) -> None:
-        """Read what was posted while nobody held the run; answers are those that the run is given, others wait for its start."""
-        self._known = history.kept_ids()
-        box = self._mailbox()
-        if box is None or not self.mode.goes_on(history):
-            return
-        letters, self._place = _letters_behind(box, 0)
-        waiting = {key: question for key, (_, question) in history.open_questions().items()}
-        asked = {q.id for i in history.intents.values() if i.type == "ask" for q in questions_of(history.form(i))}
-        # Answers first of all: the run is opened with them, since the question may be the very effect at which the
-        # record ends.
-        for letter in letters:
-            if letter.kind == "result":
-                # Its call is over where it has a result; the others have theirs as soon as they wait.
-                if (place := (letter.path, int(letter.topic))) not in history.results:
-                    self.results_sent.add(place)
-                    self._came.append(letter)
-            elif letter.id in self._known or letter.kind != "answer":
-                self._came.append(letter)
-            elif letter.topic in waiting:
-                self._take_answer(letter, waiting[letter.topic], asks_again=asks_again)
-            elif letter.topic not in asked:
-                self._leave_out(letter, f"{letter.topic!r} is not a question of this run")
-
-    def _take_answer(self, letter: Letter, question: Question, *, asks_again: bool) -> None:
-        """Let a question be answered by a letter, unless whoever resumes the run answers it."""
-        answer = answer_in(letter.value)
-        problem = answer_problem(answer, question)
-        # Whoever can write to the folder can post a yes. An answer to a question is only text for the agent; a
-        # permission lets something run, so on a folder that others share it is asked again.
-        if asks_again and question.tool_name is not None:
-            problem = f"{question.id!r} is a permission, and whoever posted that it is given may be anybody"
-        if problem:
-            self._leave_out(letter, problem)
-        elif question.id not in self.answers and question.text not in self.answers:
-            self.answers[question.id] = answer
-
-    def _leave_out(self, letter: Letter, why: str) -> None:
-        self._unwritten.append(
-            Input("", -1, self.timing.last, {"type": "rejected_message", "id": letter.id, "why": why})
-        )
-        self._known.add(letter.id)
-        self.warnings.append(f"an answer that was sent was left out: {why}")
-
-    def _taken_in(self, letters: Sequence[Letter]) -> list[Message]:
-        """Write down what was posted, and return what is to be done with it; each letter only once."""
-        found = []
-        for letter in self._of_runs(letters):
-            message = Message(letter.id, letter.path, letter.topic, letter.value, letter.kind)
-            if letter.id not in self._known and self._is_to_be_done(letter, message):
-                found.append(message)
-        return found
-
-    def _is_to_be_done(self, letter: Letter, message: Message) -> bool:
-        """Write down what was posted; return whether something is to be done with it beside."""
-        match letter.kind:
-            case "message":
-                self.keep(message)
-            case "input":
-                self._keep_letter(message)
-            case "answer" if letter.topic in self._left_open:
-                self._keep_answer(letter)
-                return False
-            case "cancel":
-                # Written down when it has come to its end: a crash before that is not to lose it.
-                is_new = letter.id not in self._cancels
-                self._cancels[letter.id] = message
-                return is_new
-            case _:
-                pass
-        return True
-
-    def _of_runs(self, letters: Sequence[Letter]) -> Iterator[Letter]:
-        """Give the letters to runs that are there; the others wait until these begin."""
-        for letter in letters:
-            if letter.kind == "answer" or self._is_there(letter.path):
-                yield letter
-            else:
-                self._early.append(letter)
-
-    def _keep_letter(self, message: Message) -> None:
-        self._known.add(message.id)
-        # Written down before it is done: a message that made the run go another way has to be in the record in front of
-        # what it led to.
-        said = {"type": "mailbox_message", "id": message.id, "kind": message.kind, "value": message.value}
-        self.append(Input(message.path, -1, self.timing.last, said))
-
-    def _keep_answer(self, letter: Letter) -> None:
-        """Keep the answer to a question that nobody here waits for any more: whoever resumes the run finds it."""
-        (path, seq), question = self._left_open[letter.topic]
-        answer = answer_in(letter.value)
-        if problem := answer_problem(answer, question):
-            self._leave_out(letter, problem)
-            return
-        del self._left_open[letter.topic]
-        self._known.add(letter.id)
-        self._was_answered = True
-        said = {"question_id": question.id, "answer": bare(answered(answer, question))}
-        self.append(Input(path, seq, self.timing.last, {"type": "answer", **said}))
 
     def _innermost(self, services: Services) -> Iterator[Middleware]:
         """Give the wrappers of live effects, beside those of the services."""
@@ -781,8 +589,8 @@ class JournaledRun:
         """Write a record; it is durable with the next commit. A run that is only walked through writes nothing."""
         # Written with the next record and not when the difference was accepted: a resume that fails at once must leave
         # the journal as it was.
-        if self._unwritten and self._writer is not None and self.mode.writes:
-            self._write_kept(self._writer)
+        if self.unwritten and self.writer is not None and self.mode.writes:
+            self._write_kept(self.writer)
         self._write(record)
 
     def _keep_write(self, path: str, seq: int, write: FileWrite) -> None:
@@ -815,17 +623,17 @@ class JournaledRun:
         self.kept.append(note)
         if self.past is not None and self.mode.goes_on(self.past.history):
             # Written with the next record: where nothing new is recorded, because the run cannot go on, nothing is accepted.
-            self._unwritten.append(note)
+            self.unwritten.append(note)
 
     def _write_kept(self, writer: Writer) -> None:
-        notes, self._unwritten = self._unwritten, []
+        notes, self.unwritten = self.unwritten, []
         for note in notes:
             writer.append(note)
 
     def remember(self, intent: Intent) -> None:
         """Let later requests be stored as differences to a recorded one that was asked for again."""
-        if self._writer is not None and intent.live is not None:
-            self._writer.remember(intent.path, intent.seq, intent.live.request.messages)
+        if self.writer is not None and intent.live is not None:
+            self.writer.remember(intent.path, intent.seq, intent.live.request.messages)
 
     def fail(self, error: StepEngineError) -> StepEngineError:
         """Let nothing go on any more; return the first reason that was given."""
@@ -844,11 +652,11 @@ class JournaledRun:
             finished: How it ended.
             waits: What it waits for, where it is suspended.
         """
-        if self._commits is None or self._writer is None:
+        if self.commits is None or self.writer is None:
             return finished
         # In a thread, as it writes and syncs; the loop has other runs.
-        if self._writer.blocks or self.mode.replaces:
-            return await self._commits.apart(lambda: self._finish(finished, waits))
+        if self.writer.blocks or self.mode.replaces:
+            return await self.commits.apart(lambda: self._finish(finished, waits))
         return self._finish(finished, waits)
 
     def _finish(self, finished: Finished, waits: Sequence[Waits]) -> Finished:
@@ -900,11 +708,14 @@ class JournaledRun:
         from stepengine.journal.sleeping import first_unread
 
         with self._told_of(bed):
-            box = self._mailbox()
+            box = self.mail.box()
             # By the record, and not by what was read: what this process read while the run lay down, nobody may have taken in.
-            early = {one.id for one in self._early}
-            late = box is not None and box.changed(0) and first_unread(self.journal, self.journal.history(), early)
-            if late or self._was_answered:
+            late = (
+                box is not None
+                and box.changed(0)
+                and first_unread(self.journal, self.journal.history(), self.mail.early_ids())
+            )
+            if late or self.mail.was_answered:
                 with bed.index() as index:
                     index.post_arrived(bed.run, "input")
 
@@ -938,14 +749,14 @@ class JournaledRun:
         if stop is None:
             self.append(Result(*ROOT, self.timing.last, self._end_value(Value(finished.as_child(), self.timing.last))))
         elif self.mode.tells_stop(stop, past):
-            for message in [one for one in self._cancels.values() if not one.path and stop.kind == "cancelled"]:
-                self._keep_letter(message)
+            if stop.kind == "cancelled":
+                self.mail.record_cancels()
             # Whoever follows the run waits for the next process then, and is not told that it ended.
             kind = "shutdown" if finished.is_left and stop.kind == "cancelled" else stop.kind
             self.append(_record_of_stop(attrs.evolve(stop, kind=kind), self.timing.last))
-        assert self._writer is not None  # noqa: S101 - there is one from start to end
-        self._write_kept(self._writer)
-        self._writer.commit()
+        assert self.writer is not None  # noqa: S101 - there is one from start to end
+        self._write_kept(self.writer)
+        self.writer.commit()
         self.mode.settle(self, failed=finished.status is RunStatus.FAILED)
 
     def _warn_of_kept(self) -> None:
@@ -988,11 +799,6 @@ class JournaledRun:
         """Put what was made into *target*, in the order of the addresses if that is to be stable."""
         records = self.journal.records()
         target.replace(in_address_order(records) if target.stable else records)
-
-
-def _letters_behind(box: Mailbox, place: int) -> tuple[list[Letter], int]:
-    """Return the letters behind a place, and the next place; waits for the disk."""
-    return box.read(place) if box.changed(place) else ([], place)
 
 
 def _leave_out(_: Record) -> None:

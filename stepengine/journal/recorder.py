@@ -32,7 +32,7 @@ from stepengine.data.json import ABSENT
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Begun, BodyEnd, Failure, Single, Stop, Value
-from stepengine.data.questions import Answer, AnswerLike, Question, answered
+from stepengine.data.questions import Answer, AnswerLike, answered
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import StepEngineError, UnknownOutcome
@@ -49,6 +49,7 @@ from stepengine.journal.history import History
 from stepengine.journal.modes import RunToReplay
 from stepengine.journal.questions import DOUBT, InDoubt, decision_about
 from stepengine.journal.records import Address, Input, Intent, Result, computed_record, shown_address, to_text
+from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.store import Journal
 from stepengine.journal.timing import Pace
 from stepengine.machine.plan import Finished, RunPlan
@@ -113,18 +114,12 @@ class RunToRecord(RunToReplay, Protocol):
     is_traced: bool
     decisions: dict[str, AnswerLike]
     in_doubt: InDoubt
-    results_sent: set[Address]
+    mail: RunMailbox
     writes: dict[Address, list[FileWrite]]
 
     @property
     def durable(self) -> Callable[[], asyncio.Future[None] | None]:
         """Commits; the future is done once all that was appended is durable."""
-
-    def begins(self, address: Address) -> None:
-        """Record that a run starts, so that messages find it."""
-
-    def leaves_open(self, address: Address, questions: Sequence[Question]) -> None:
-        """Store questions whose answers no effect waits for."""
 
     def writes_of(self, item: Item, *, again: bool) -> list[Mapping[str, Any]]:
         """Return the stored form of the writes of a call."""
@@ -208,7 +203,7 @@ class Recorder:
                 raise run.fail(error) from error.__cause__
         self._next[path] = seq + 1
         if kind in RUNS:
-            run.begins((path, seq))
+            run.mail.begins((path, seq))
         if kind in WAITS and (is_new or self._copies_begun((path, seq))):
             self._keep_waking(item)
         return is_new, must
@@ -459,7 +454,7 @@ class Recorder:
         if run.mode.copies:
             self._copy_begun(item, run.past.history)
         # Whoever sent its result knows that it happened.
-        is_waiting = is_deferred(item) and (address in run.past.history.waiting or address in run.results_sent)
+        is_waiting = is_deferred(item) and (address in run.past.history.waiting or address in run.mail.results_sent)
         if is_waiting and f"{DOUBT}{shown_address(*address)}" not in run.decisions:
             return await self._live(item._replace(has_begun=True), io, again=True)
         if type(item.effect) in WAITS:
@@ -634,7 +629,7 @@ class Recorder:
         if not isinstance(effect, AskPerson) or stop.kind != "suspended":
             return
         waiting = {question.id for question in stop.questions}
-        run.leaves_open((item.path, effect.seq), stop.questions)
+        run.mail.leaves_open((item.path, effect.seq), stop.questions)
         for question in effect.questions:
             given = run.answers.get(question.id, run.answers.get(question.text))
             if question.id not in waiting and given is not None:

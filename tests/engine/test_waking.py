@@ -1086,7 +1086,7 @@ async def test_a_message_that_is_written_down_while_the_run_lies_down_makes_it_d
 
     def disturbed(run: JournaledRun, *given: Any) -> None:
         journal.mailbox().post(Letter(kind="message", topic="go", value=1, id="late"))
-        run.keep(Message("late", "", "go", 1))
+        run.mail.keep(Message("late", "", "go", 1))
         lie_down(run, *given)
 
     place = journal.path.parent if isinstance(journal, FileJournal) else journal.path

@@ -145,7 +145,7 @@ def test_what_is_left_out_of_a_new_run_is_told_before_its_next_record() -> None:
     run = new_run(journal)
     recorder = recorder_of(run)
     recorder.begin(asked(0))
-    run._leave_out(Letter(kind="answer", value="x", id="late", topic="q"), "nobody asks that any more")
+    run.mail._leave_out(Letter(kind="answer", value="x", id="late", topic="q"), "nobody asks that any more")
     recorder.begin(asked(1))
     run.close()
 
