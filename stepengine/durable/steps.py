@@ -70,11 +70,11 @@ from stepengine.journal.timing import Timing
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.asking import shown_questions
-from stepengine.runtime.deferred_calls import is_deferred
 from stepengine.runtime.failfast import LOST, given_up
 from stepengine.runtime.limits import SpendingLedger
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
+from stepengine.runtime.performing import is_deferred
 from stepengine.runtime.standstill import waits_of
 from stepengine.runtime.tree import RunTree
 

@@ -54,9 +54,9 @@ from stepengine.journal.store import Journal
 from stepengine.journal.timing import Pace
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
-from stepengine.runtime.deferred_calls import defers, is_deferred
 from stepengine.runtime.failfast import given_up
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
+from stepengine.runtime.performing import defers, is_deferred
 from stepengine.workspace.writes import FileWrite
 
 if TYPE_CHECKING:

@@ -8,24 +8,11 @@ from typing import cast
 from stepengine.data.alike import list_names
 from stepengine.data.effects import CallTool
 from stepengine.data.messages import ToolResult
-from stepengine.data.tools import Ordinary, ToolBinding
 from stepengine.errors import ToolError
 from stepengine.runtime.performer import Item
 from stepengine.tools.conversion import as_result
 
-__all__ = ("Deferred", "defers", "is_deferred")
-
-
-def is_deferred(item: Item) -> bool:
-    """Return whether an effect is a call of a tool whose result comes from outside."""
-    effect = item.effect
-    return type(effect) is CallTool and defers(item.plan.tools.get(effect.tool_name))
-
-
-def defers(binding: ToolBinding | None) -> bool:
-    """Return whether the results of a tool come from outside."""
-    runs = None if binding is None else binding.runs
-    return isinstance(runs, Ordinary) and getattr(runs.tool, "deferred", False)
+__all__ = ("Deferred",)
 
 
 class Deferred:

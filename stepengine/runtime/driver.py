@@ -38,7 +38,6 @@ from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.background import TreeWithBackground
-from stepengine.runtime.deferred_calls import defers
 from stepengine.runtime.effect_events import (
     finished,
     model_finished,
@@ -50,7 +49,7 @@ from stepengine.runtime.effect_events import (
 from stepengine.runtime.failfast import Group, StopOnFailure
 from stepengine.runtime.mail import message_in
 from stepengine.runtime.performer import IO, Item, Performer, child_path, computed, is_repeatable, quick_item
-from stepengine.runtime.performing import NOTHING
+from stepengine.runtime.performing import NOTHING, defers
 from stepengine.runtime.tree_protocols import Performers
 
 if TYPE_CHECKING:

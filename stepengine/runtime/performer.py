@@ -20,7 +20,16 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 
-__all__ = ("IO", "Item", "Middleware", "Performer", "child_path", "computed", "is_repeatable", "quick_item")
+__all__ = (
+    "IO",
+    "Item",
+    "Middleware",
+    "Performer",
+    "child_path",
+    "computed",
+    "is_repeatable",
+    "quick_item",
+)
 
 
 class Item(NamedTuple):

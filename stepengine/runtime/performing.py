@@ -58,7 +58,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunStatus, no_longer_waiting, prompt_tokens
-from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolSpec, Yielding
+from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.waiting import Awaited, ChildRef, Received
 from stepengine.errors import (
@@ -92,10 +92,7 @@ if TYPE_CHECKING:
     from stepengine.permissions import Request
     from stepengine.runtime.prices import Prices
 
-__all__ = (
-    "NOTHING",
-    "Innermost",
-)
+__all__ = ("NOTHING", "Innermost", "defers", "is_deferred")
 
 
 class _Nothing:
@@ -1003,3 +1000,15 @@ class _Voice(LineLogger):
         )
         self._tree.hub.log(event, data or None, step=self._effect.step_index)
         self._tree.loop.call(self._tree.emit, event)
+
+
+def is_deferred(item: Item) -> bool:
+    """Return whether an effect is a call of a tool whose result comes from outside."""
+    effect = item.effect
+    return type(effect) is CallTool and defers(item.plan.tools.get(effect.tool_name))
+
+
+def defers(binding: ToolBinding | None) -> bool:
+    """Return whether the results of a tool come from outside."""
+    runs = None if binding is None else binding.runs
+    return isinstance(runs, Ordinary) and getattr(runs.tool, "deferred", False)

@@ -72,7 +72,7 @@ def test_the_tests_of_a_new_project_pass_at_once_and_fail_when_the_agent_asks_fo
     stopped = ran(project, "-m", "stepengine.cli", "debug", JOURNAL, "--exec", "next")
     assert (5, True) == (stopped.returncode, "/system_prompt" in stopped.stderr)
 
-    (impact,) = re.findall(r"^stepengine (impact .+)$", (project / "README.md").read_text(), re.MULTILINE)
+    (impact,) = re.findall(r"^stepengine (compare impact .+)$", (project / "README.md").read_text(), re.MULTILINE)
     changed = ran(project, "-m", "stepengine.cli", *impact.split())
     assert (0, True) == (changed.returncode, "asked again from step 1" in changed.stdout), changed.stderr
 

@@ -179,7 +179,7 @@ async def test_phoenix_shows_what_a_run_was_given_what_it_gave_and_what_kind_eac
     assert expected("agent", "chain", "llm", "tool") == nested(told)
     assert ("What is there?", "It is empty.") == (run["input"]["value"], run["output"]["value"])
     assert ("ERROR", "broken") == (failed["statusCode"], failed["statusMessage"])
-    assert "model_error" == json.loads(failed["attributes"])["error"]["type"]
+    assert "ModelError" == json.loads(failed["attributes"])["error"]["type"]
     assert 2_100 in {span["tokenCountTotal"] for span in spans}
     assert ["thread-1"] == [edge["node"]["sessionId"] for edge in project["sessions"]["edges"]]
 
