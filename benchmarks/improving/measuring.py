@@ -135,7 +135,7 @@ def measured(task: str, search: Callable[[str, int, Path], Found], folder: Path)
 def table(folder: Path) -> str:
     """Return the table of the documentation."""
     lines = [
-        "| task | there is a better one | found by `improve` | for | after versions | found by guessing | for | after versions |",
+        "| task | there is a better one | found by `compare improve` | for | after versions | found by guessing | for | after versions |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for task in TASKS:
