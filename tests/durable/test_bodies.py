@@ -506,7 +506,8 @@ async def test_a_body_that_fails_cuts_those_that_it_was_called_with(db: str):
     agent = AgentDefinition("cutter", tools=[waits_long, fails_at_once, note], handle_steps=cuts_others)
     DONE.clear()
     async with worker_of([agent], db) as worker:
-        result = await worker.run(agent, "")
+        # A look between the failure and the end of the other body finds a question that waits.
+        result = await worker.result(await worker.submit(agent, ""), waits=True)
         states = {view.id.partition("/")[2]: view.state for view in await worker.operator.tree(result.journal)}
         exported = await worker.export(result.journal)
     replayed = await Engine([agent]).replay(exported)
