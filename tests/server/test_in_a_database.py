@@ -163,7 +163,7 @@ async def test_who_comes_back_just_after_an_answer_is_not_told_that_nothing_more
                 while not shown.is_resting:  # noqa: ASYNC110 - the database says so
                     await asyncio.sleep(0.05)
                 # From here on it looks once a minute by itself: what it knows is that the run rests.
-                for name, value in (("LAST_PAUSE", 60.0), ("SLOWER", 1_000_000.0)):
+                for name, value in (("LAST_PAUSE_SECONDS", 60.0), ("PAUSE_FACTOR", 1_000_000.0)):
                     monkeypatch.setattr(f"stepengine.durable.shared_events.{name}", value)
                 await shown.look()
                 await engine.answer(run, {"q0": "seven"})
