@@ -132,8 +132,8 @@ def overloads() -> Iterator[tuple[str, list[set[str]]]]:
                 yield f"{file.relative_to(ROOT)}: {name}", forms
 
 
-#: Its overloads are those of a decorator, without and with parentheses.
-APART = {"stepengine/tools/decorator.py: tool"}
+#: The overloads of a decorator, without and with parentheses; and those of a fork, where `tools=` decides what is returned.
+APART = {"stepengine/tools/decorator.py: tool", "stepengine/engine/engine.py: fork_sync"}
 
 
 @pytest.mark.deep
