@@ -88,7 +88,7 @@ def class_yielded(row: YieldRow) -> str:
 
 def types_recorded() -> list[str]:
     """Return the types of the inputs that the journal records."""
-    files = [PACKAGE / "journal" / name for name in ("records.py", "recorder.py", "journaled_run.py")]
+    files = [PACKAGE / "journal" / name for name in ("records.py", "recorder.py", "journaled_run.py", "run_mailbox.py")]
     found = "".join([file.read_text(encoding="utf-8") for file in files])
     made = re.findall(r'(?:Input\(.*|said = |return Input.*)\{"type": "(\w+)"', found)
     return [*dict.fromkeys([*made, records.SIGNED])]
