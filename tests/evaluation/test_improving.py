@@ -434,7 +434,9 @@ def test_a_judge_who_throws_dice_makes_no_version_better(greeting: Any) -> None:
         "from hashlib import sha256\n\n"
         "def dice(run):\n    return sha256((run.text + run.case.id + run.result.state.system_prompt).encode()).digest()[0] % 2 == 0\n\nevaluation"
     )
-    greeting.write("greeting.py", GREETING.replace("\nevaluation", "\n" + dice, 1).replace("contains(name), is_loud", "dice"))
+    greeting.write(
+        "greeting.py", GREETING.replace("\nevaluation", "\n" + dice, 1).replace("contains(name), is_loud", "dice")
+    )
     reflecting_with(
         greeting,
         "return tool_call('change', {'part': 'system_prompt', 'value': f'Greet {len(request.messages[0].text)}', 'why': ''}, cost='0.01')",
@@ -642,7 +644,12 @@ def said(request):
                 else '{"score": 0, "reason": "cold"}', cost="0.003")
 
 evaluation"""
-    source = Path("greeting.py").read_text().replace("\nevaluation", "\n" + judging, 1).replace("replies=answer", "replies=said")
+    source = (
+        Path("greeting.py")
+        .read_text()
+        .replace("\nevaluation", "\n" + judging, 1)
+        .replace("replies=answer", "replies=said")
+    )
     greeting.write("greeting.py", source.replace("checks=[contains(name)]", "checks=[judge(critic, 'Is it warm?')]"))
     made = improve(greeting, "--budget", "1", "--seed", "1", "-n", "2", "--by", "judge")
     asked = Path("asked.txt").read_text().split()
