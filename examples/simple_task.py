@@ -8,9 +8,8 @@ leave ``models=`` out and set ANTHROPIC_API_KEY.
 import tempfile
 from pathlib import Path
 
-from stepengine import AgentDefinition, Engine
+from stepengine import AgentDefinition, Engine, Workspace
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools.bundled import Workspace
 
 fixer = AgentDefinition(
     "fixer",

@@ -1,9 +1,8 @@
 """
 Three coding agents, each a program in a container of its own, solve one task, and the tests say which of them solved it best.
 
-``python examples/three_coders.py`` needs nothing: its coders are small agents with written replies, which this file serves, without
-containers. ``CODERS_IN=podman:IMAGE`` (or ``docker:``) gives each coder, and each run of the tests, one of an image that has Python and
-stepengine[acp]. To go live, put commands such as ``["claude-agent-acp"]`` into CODERS, the names of their keys into SEEN, and a NETWORK.
+``python examples/three_coders.py`` needs nothing: this file serves its coders, with written replies. ``CODERS_IN=podman:IMAGE`` gives each
+a container with stepengine[acp]. To go live, put commands such as ``["claude-agent-acp"]`` into CODERS, names of keys into SEEN, a NETWORK.
 """
 
 import asyncio
@@ -12,12 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext, Steps
+from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext, Steps, Workspace
 from stepengine.adapters.acp import ExternalAgent, serve, take_stdout
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools.bundled import ToolRegistry, Workspace, file_tools, shell_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import file_tools, shell_tools
 
 TESTS = ["slug('A b') == 'a-b'", "slug(' A  b ') == 'a-b'", "slug('') == ''"]
 WRITTEN = {  # what the coders write that stand in for real ones

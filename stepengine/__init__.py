@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from stepengine.tools.decorator import tool
     from stepengine.tools.definition import Tool
     from stepengine.tools.depends import Depends
+    from stepengine.workspace.workspace import Workspace
 
 __all__ = (
     "STEP",
@@ -138,6 +139,7 @@ __all__ = (
     "Wait",
     "Waited",
     "Waits",
+    "Workspace",
     "best_of",
     "call",
     "load_agent",
@@ -205,6 +207,7 @@ _HOME = {
     "Scheduler": "stepengine.engine.scheduler",
     "Tool": "stepengine.tools.definition",
     "ToolContext": "stepengine.tools.context",
+    "Workspace": "stepengine.workspace.workspace",
     "tool": "stepengine.tools.decorator",
 }
 """Where each public name comes from."""

@@ -35,6 +35,7 @@ import httpx2
 import pytest
 
 import stepengine
+from stepengine import Tool, tool
 from stepengine.adapters.acp.serving import read_message
 from stepengine.adapters.acp.updates import _fence
 from stepengine.adapters.ag_ui import input_of
@@ -108,7 +109,8 @@ from stepengine.testing.cassette_requests import parse_model_call
 from stepengine.testing.cleaning import Cleaner, clean_events, joined_texts
 from stepengine.testing.httpx_exchanges import EVENT
 from stepengine.testing.stream_ends import stream_is_complete
-from stepengine.tools.bundled import Tool, ToolRegistry, file_tools, search_tools, shell_tools, tool
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
 from stepengine.tools.bundled.memory import HIGHEST, _notes, _words
 from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags

@@ -25,7 +25,7 @@ import stepengine
 from stepengine import tool
 from stepengine.errors import ToolInputError
 from stepengine.runtime.logs import LOGGER
-from stepengine.tools.bundled import ToolRegistry
+from stepengine.tools import ToolRegistry
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

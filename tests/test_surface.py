@@ -91,6 +91,7 @@ MODULES = {
     ],
     "stepengine.cli": ["ColorScheme", "ConsoleLogger", "ConsoleRenderer", "TerminalInteractor"],
     "stepengine.journal": ["MemoryJournal", "FileJournal", "SqliteJournal", "diff"],
+    "stepengine.tools": ["ToolName", "ToolPreview", "ToolReferencePart", "ToolRegistry"],
     "stepengine.tools.bundled": [
         "file_tools",
         "search_tools",

@@ -13,11 +13,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from stepengine import AgentDefinition
+from stepengine import AgentDefinition, Workspace
 from stepengine.evaluation import Case, Evaluation, JudgedRun, Verdict
 from stepengine.models import ModelReply, ModelRequest
 from stepengine.testing import text, tool_call
-from stepengine.tools.bundled import ToolRegistry, Workspace, shell_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import shell_tools
 
 TESTS = """\
 import unittest

@@ -816,7 +816,7 @@ def _no_tools(
     all_known = [*known, *MAKERS, *WORKSPACE_TOOLS]
     parts = [f"which the engine was not given; available are: {list_names(sorted(known), names[0])}"]
     if of_workspace:
-        line = f"{workspace.remedy(of_workspace)}, with `from stepengine.tools.bundled import Workspace`"
+        line = f"{workspace.remedy(of_workspace)}, with `from stepengine import Workspace`"
         parts.append(f"{_all_of(of_workspace)} with stepengine: give the engine {line}")
     if bundled:
         parts.append(f"{_all_of(bundled)} with stepengine: give the engine {line_for(bundled)}")

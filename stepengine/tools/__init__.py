@@ -16,3 +16,27 @@ Must not know of the bundled tools in ``stepengine.tools.bundled``, which stand 
 
 Begin with ``definition`` and ``decorator``, then ``execution``.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepengine.data.late import late
+
+if TYPE_CHECKING:
+    from stepengine.data.messages import ToolReferencePart
+    from stepengine.data.names import ToolName
+    from stepengine.tools.definition import ToolPreview
+    from stepengine.tools.registry import ToolRegistry
+else:
+    __getattr__, __dir__ = late(
+        __name__,
+        {
+            "stepengine.data.messages": ("ToolReferencePart",),
+            "stepengine.data.names": ("ToolName",),
+            "stepengine.tools.definition": ("ToolPreview",),
+            "stepengine.tools.registry": ("ToolRegistry",),
+        },
+    )
+
+__all__ = ("ToolName", "ToolPreview", "ToolReferencePart", "ToolRegistry")

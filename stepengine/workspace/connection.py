@@ -28,7 +28,7 @@ from stepengine.workspace.threads import CancelSignal
 
 __all__ = ("PROGRAM", "CallReply", "Listener", "ProgramConnection", "source_of")
 
-READY = b"stepengine deploy worker 1\n"
+READY = b"stepengine worker 1\n"
 BEFORE_BYTES = 65_536
 """How much a log-in may print before the program speaks."""
 LENGTHS = struct.Struct(">II")
@@ -46,7 +46,7 @@ CHUNK_BYTES = 262_144
 """A few calls for a piece of a file, and little memory for each connection."""
 PROGRAM = (
     "import os;r=lambda n,s=b'':s if len(s)==n else r(n,s+(os.read(0,n-len(s)) or os._exit(1)));"
-    "exec(compile(r(int(r(9))),'stepengine deploy worker','exec'),{'__name__':'__main__'})"
+    "exec(compile(r(int(r(9))),'stepengine worker','exec'),{'__name__':'__main__'})"
 )
 """What is executed there first: it reads the rest, its length before it, and becomes that. One line, for whatever shell is between."""
 FUTURE = b"from __future__ import annotations\n"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from stepengine.workspace.whole_files import put, sweep  # noqa: TC004 - its text is ahead of this one, see above
 
-READY = b"stepengine deploy worker 1\n"
+READY = b"stepengine worker 1\n"
 LENGTHS = struct.Struct(">II")
 HEAD_BYTES = 8 * 1024 * 1024
 """A head may hold an environment and a command of 128 KiB with escapes."""

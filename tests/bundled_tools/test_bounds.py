@@ -145,7 +145,7 @@ def test_params_of_a_child_may_be_json_text_and_a_number_may_be_text(root: Path,
     ["-n --type-not js", "--type-not=js -n", "-nT js", "--line-number --glob '*.py'", "--type py --ignore-case"],
 )
 async def test_flags_that_codebuffs_agents_use_are_read(root: Path, prefer_python: bool, flags: str) -> None:
-    from stepengine.tools.bundled import ToolRegistry
+    from stepengine.tools import ToolRegistry
 
     tools = ToolRegistry(search_tools(root, prefer_python=prefer_python))
     found = await tools.execute("code_search", {"pattern": "one", "flags": flags})

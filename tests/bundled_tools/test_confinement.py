@@ -23,9 +23,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from stepengine import ToolContext
 from stepengine.data.messages import ToolResult
 from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
-from stepengine.tools.bundled import ToolContext, ToolRegistry, file_tools, search_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import file_tools, search_tools
 from stepengine.workspace.atomic import replace_file, target_info
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine
+from stepengine import AgentDefinition, Engine, Workspace
 from stepengine.data.yields import ToolCall
 from stepengine.errors import DefinitionError, UnknownOutcome, WorkspaceLost
 from stepengine.journal import FileJournal
-from stepengine.tools.bundled import ToolRegistry, Workspace, file_tools, shell_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import file_tools, shell_tools
 
 from .podman import NAME, Podman, docker, podman, ran
 

@@ -17,21 +17,14 @@ from typing import Any
 
 import pytest
 
-from stepengine import Engine
+from stepengine import Engine, Workspace
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.yields import ToolCall
 from stepengine.errors import DefinitionError, UndoRefused, UnknownOutcome, WorkspaceLost
 from stepengine.journal import FileJournal, undo
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools.bundled import (
-    FileChangeHook,
-    ToolRegistry,
-    Workspace,
-    change_hook_tools,
-    file_tools,
-    search_tools,
-    shell_tools,
-)
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import FileChangeHook, change_hook_tools, file_tools, search_tools, shell_tools
 from stepengine.workspace import far
 
 from .places import why_not

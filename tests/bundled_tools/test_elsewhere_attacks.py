@@ -20,8 +20,10 @@ from typing import Any
 
 import pytest
 
+from stepengine import Workspace
 from stepengine.errors import UnknownOutcome
-from stepengine.tools.bundled import ToolRegistry, Workspace, file_tools, search_tools, shell_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 from stepengine.tools.bundled.shell import process
 from stepengine.tools.bundled.shell.tools import FLOODED
 

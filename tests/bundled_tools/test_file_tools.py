@@ -16,13 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Engine, Question, RunResult, StepContext, ToolCall
+from stepengine import AgentDefinition, Engine, Question, RunResult, StepContext, ToolCall, ToolContext
 from stepengine.data.events import Event, FileChanged
 from stepengine.data.json import freeze_object
 from stepengine.data.messages import SideEffect
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
-from stepengine.tools.bundled import ToolContext, ToolRegistry, file_tools, search_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import file_tools, search_tools
 from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
 from stepengine.tools.bundled.files.reading import reading_tools
 from stepengine.tools.bundled.files.writing import writing_tools

@@ -12,7 +12,8 @@ from stepengine import AgentDefinition, Engine, RunStatus, Tool, tool
 from stepengine.errors import DefinitionError
 from stepengine.events import FollowupsSuggested
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools.bundled import FileChangeHook, ToolRegistry, change_hook_tools, followup_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import FileChangeHook, change_hook_tools, followup_tools
 
 SUGGESTED = [{"prompt": "Write tests.", "label": "Tests"}, {"prompt": "Write docs."}]
 

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stepengine.tools.bundled import ToolRegistry, file_tools, search_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import file_tools, search_tools
 from stepengine.tools.bundled.search.ignore import Ignore
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepengine.data.estimate import estimate_tokens
-from stepengine.tools.bundled import ToolRegistry, file_tools, search_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import file_tools, search_tools
 from stepengine.tools.bundled.search.overview import ranked
 from stepengine.tools.bundled.search.symbols import top_level_names, words_of
 
@@ -225,7 +226,7 @@ def test_no_line_makes_the_search_for_names_slow() -> None:
 async def test_a_cancelled_call_stops_walking(root: Path) -> None:
     import threading
 
-    from stepengine.tools.bundled import ToolContext
+    from stepengine import ToolContext
 
     gone = threading.Event()
     gone.set()

@@ -8,18 +8,18 @@ from typing import Any
 import attrs
 import pytest
 
-from stepengine import Engine
+from stepengine import Engine, tool
 from stepengine.context import output_cache
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.tools import Asking, Control, Ordinary, Spawning, ToolLike
 from stepengine.errors import DefinitionError, ToolNotAvailable
 from stepengine.testing import ScriptedModel, tool_call
+from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import (
     FileChangeHook,
     SafeFetcher,
     SearchedDocs,
     SearxngSearch,
-    ToolRegistry,
     ask_user_tool,
     change_hook_tools,
     control_tools,
@@ -28,7 +28,6 @@ from stepengine.tools.bundled import (
     search_tools,
     shell_tools,
     spawn_tools,
-    tool,
     web_tools,
 )
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.errors import ToolError
-from stepengine.tools.bundled import ToolRegistry, search_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import search_tools
 from stepengine.tools.bundled.search import ripgrep as ripgrep_module
 from stepengine.tools.bundled.search.hits import SearchFlags, parse_flags
 from stepengine.tools.bundled.search.ripgrep import find_ripgrep

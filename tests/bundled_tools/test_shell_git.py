@@ -10,8 +10,10 @@ from pathlib import Path
 import attrs
 import pytest
 
+from stepengine import ToolContext
 from stepengine.permissions.commands import READ_ONLY
-from stepengine.tools.bundled import ToolContext, ToolRegistry, shell_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import shell_tools
 from stepengine.tools.bundled.shell import running
 from stepengine.workspace import environment
 

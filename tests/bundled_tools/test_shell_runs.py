@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Engine, Limits, RunStatus, ToolCall
+from stepengine import AgentCall, AgentDefinition, Engine, Limits, RunStatus, ToolCall, ToolContext, tool
 from stepengine.errors import UnknownOutcome
 from stepengine.events import ToolProgress
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools.bundled import ToolContext, shell_tools, tool
+from stepengine.tools.bundled import shell_tools
 from stepengine.tools.bundled.shell import process
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -144,7 +144,8 @@ async def test_a_job_ends_with_its_own_run_and_the_result_lists_it(tmp_path: Pat
 CRASH = """
     import asyncio, sys
     from stepengine import AgentDefinition, Engine, ToolCall
-    from stepengine.tools.bundled import ToolContext, shell_tools, tool
+    from stepengine import ToolContext, tool
+    from stepengine.tools.bundled import shell_tools
 
     def handler(ctx):
         yield ToolCall("run_terminal_command", {"command": "echo once >> ran; touch begun; exec sleep 100"})

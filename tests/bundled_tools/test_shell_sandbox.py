@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from stepengine import ToolContext
 from stepengine.errors import DefinitionError
-from stepengine.tools.bundled import ToolContext, ToolRegistry, shell_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import shell_tools
 from stepengine.workspace.path_rules import PROTECTED
 
 CANARY = "canary-of-the-host"

@@ -30,11 +30,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine import Tool, ToolContext
 from stepengine.data.events import Event, ToolProgress
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError
-from stepengine.tools.bundled import Tool, ToolContext, ToolRegistry, bundled, shell_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import bundled, shell_tools
 from stepengine.tools.bundled.shell import process
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.shell.tools import FLOODED
@@ -444,7 +446,8 @@ async def test_a_command_that_turns_against_its_supervisor_ends_with_it(
 def test_a_command_and_what_left_it_end_with_a_process_that_is_killed(root: Path, elsewhere: Any) -> None:
     code = """
         import asyncio, json, sys
-        from stepengine.tools.bundled import ToolRegistry, shell_tools
+        from stepengine.tools import ToolRegistry
+        from stepengine.tools.bundled import shell_tools
         tools = ToolRegistry(shell_tools(sys.argv[1]))
         asyncio.run(tools.execute("run_terminal_command", {"command": json.loads(sys.argv[2])}))
         """
@@ -848,7 +851,9 @@ async def test_the_home_folder_is_private_unless_the_real_one_is_wanted(root: Pa
 MANY = """
     import asyncio, os, resource, sys
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    from stepengine.tools.bundled import ToolContext, ToolRegistry, shell_tools
+    from stepengine import ToolContext
+    from stepengine.tools import ToolRegistry
+    from stepengine.tools.bundled import shell_tools
     from stepengine.tools.context import ResourceMap
     from stepengine.tools.bundled.shell import process
 

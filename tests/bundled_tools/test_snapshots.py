@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from stepengine import Workspace
 from stepengine.errors import DefinitionError, WorkspaceLost
-from stepengine.tools.bundled import ToolRegistry, Workspace, file_tools, shell_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import file_tools, shell_tools
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine import ToolContext
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import (
     BraveSearch,
     DocsSites,
@@ -24,8 +26,6 @@ from stepengine.tools.bundled import (
     SearchedDocs,
     SearchHit,
     SearxngSearch,
-    ToolContext,
-    ToolRegistry,
     web_tools,
 )
 from stepengine.tools.bundled.web.pages import page_of

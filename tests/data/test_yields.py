@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import pytest
 
+from stepengine import Tool
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, ToolResult, UserMessage
@@ -43,7 +44,6 @@ from stepengine.errors import (
     ToolError,
     TranscriptError,
 )
-from stepengine.tools.bundled import Tool
 
 state = AgentState()
 ok = ToolResult("fine")

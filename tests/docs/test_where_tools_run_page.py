@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepengine import AgentDefinition
+from stepengine import AgentDefinition, Workspace
 from stepengine.cli.app import app
-from stepengine.tools.bundled import ToolRegistry, Workspace, file_tools, search_tools, shell_tools
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 from tests.bundled_tools.podman import NAME, as_command, podman, ran
 
 from .pages import blocks_of, execute, page

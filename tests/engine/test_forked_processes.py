@@ -33,7 +33,7 @@ from stepengine.models import Batched, Models, OpenAIChatProvider
 from stepengine.runtime import watchdog
 from stepengine.sessions import FileSessions, MemorySessions
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools.bundled import ThreadPool
+from stepengine.workspace.threads import ThreadPool
 from tests.servers import Quiet, served
 
 COUNTERPARTS = (

@@ -35,7 +35,8 @@ from stepengine.errors import AnswerRejected, DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Call, Path, Policy, PolicyFile, Rule
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools.bundled import ToolPreview, spawn_tools
+from stepengine.tools import ToolPreview
+from stepengine.tools.bundled import spawn_tools
 
 
 class World:

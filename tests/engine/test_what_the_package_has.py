@@ -11,7 +11,8 @@ from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall, lo
 from stepengine.errors import AgentError, DefinitionError, ToolNotAvailable
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.testing import text as said
-from stepengine.tools.bundled import ToolRegistry, read_files
+from stepengine.tools import ToolRegistry
+from stepengine.tools.bundled import read_files
 from stepengine.tools.makers import MAKERS, line_for
 
 GIVEN = re.compile(r"give the engine (workspace|tools)=(.*?), with `(from [^`]+)`")

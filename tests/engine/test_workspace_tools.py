@@ -11,12 +11,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall
+from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall, Workspace, tool
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal
 from stepengine.permissions import PolicyFile
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools.bundled import Workspace, file_tools, tool
+from stepengine.tools.bundled import file_tools
 from stepengine.tools.makers import WORKSPACE_TOOLS
 
 GIVEN = re.compile(r"give the engine workspace=(.*?), with `(from [^`]+)`")

@@ -17,6 +17,7 @@ from stepengine import (
     RetryPolicy,
     RunStatus,
     StepWith,
+    Tool,
     Transcript,
     UserMessage,
     tool,
@@ -34,7 +35,6 @@ from stepengine.models import (
 )
 from stepengine.models._http import warn_once
 from stepengine.testing import ScriptedModel
-from stepengine.tools.bundled import Tool
 from stepengine.tools.spawning import BUILT_IN
 from tests.faults.search_server import Searching, streamed
 from tests.faults.server import fault_server, json_answer, sse

@@ -12,12 +12,12 @@ import time
 
 import pytest
 
+from stepengine import tool
 from stepengine.data.effects import CallFunction, CallTool
 from stepengine.data.yields import Perform as Do
 from stepengine.runtime import watchdog
 from stepengine.runtime.performer import Item
 from stepengine.runtime.performing import Innermost
-from stepengine.tools.bundled import tool
 
 
 @pytest.fixture

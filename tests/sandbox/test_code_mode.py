@@ -24,7 +24,7 @@ from stepengine.errors import DefinitionError, JournalError, ReplayDivergence, T
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Call, Policy, Rule
 from stepengine.testing import Clock, ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
-from stepengine.tools.bundled import ToolPreview
+from stepengine.tools import ToolPreview
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 

@@ -10,7 +10,9 @@ from stepengine import ToolContext, tool
 from stepengine.data.json import freeze_object
 from stepengine.permissions import Policy, Rule
 from stepengine.permissions.rules import Request, Scope
-from stepengine.tools.bundled import ResourceMap, ToolPreview, ToolRegistry, file_tools, shell_tools
+from stepengine.tools import ToolPreview, ToolRegistry
+from stepengine.tools.bundled import file_tools, shell_tools
+from stepengine.tools.context import ResourceMap
 
 
 class Todos(list[str]):

@@ -11,6 +11,7 @@ import sys
 import attrs
 import pytest
 
+from stepengine import Tool
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
@@ -33,7 +34,6 @@ from stepengine.errors import DataError, StepEngineError
 from stepengine.testing import Fault, SimulationFailed, simulate, text
 from stepengine.testing.faults import FAULTS
 from stepengine.testing.invariants import unpaired
-from stepengine.tools.bundled import Tool
 
 
 def everything(ctx):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from stepengine import Tool
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Value
@@ -19,7 +20,6 @@ from stepengine.journal.recorder import Recorder
 from stepengine.journal.records import Result
 from stepengine.journal.replayer import Replayer
 from stepengine.testing import Fault, SimulationFailed, simulate, text
-from stepengine.tools.bundled import Tool
 
 SAFE = Tool("look", "Look.", {}, lambda given: given, annotations=ToolAnnotations(read_only=True))
 KID = AgentDefinition("kid")

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pydantic
 import pytest
 
-from stepengine import Engine
+from stepengine import Engine, Tool
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.models import ModelReply
@@ -44,7 +44,6 @@ from stepengine.errors import (
 )
 from stepengine.testing import ScriptedModel, Walk, run_with, tool_call
 from stepengine.testing.walk import Exchange, HandlerNote, HandlerReturned
-from stepengine.tools.bundled import Tool
 
 
 def planner(ctx):

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+from stepengine import ToolContext, tool
 from stepengine.data.hooks import Change
 from stepengine.data.messages import ImagePart, JsonPart, SideEffect, TextPart, ToolResult, UserMessage
 from stepengine.errors import DataError, DefinitionError, ToolError
-from stepengine.tools.bundled import ToolContext, decode_result, tool
 from stepengine.tools.conversion import as_result
+from stepengine.tools.definition import decode_result
 
 IMAGE = ImagePart(data=b"\x89PNG\r\n\x1a\n")
 

@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+from stepengine import Depends, Tool, ToolContext, tool
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.tools import ToolAnnotations, ToolLike
 from stepengine.engine.schemas import compile_schemas
 from stepengine.errors import DefinitionError, ToolInputError
-from stepengine.tools.bundled import Depends, Tool, ToolContext, ToolPreview, ToolRegistry, file_tools, tool
+from stepengine.tools import ToolPreview, ToolRegistry
+from stepengine.tools.bundled import file_tools
 from stepengine.tools.spawning import params_schema
 
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import pytest
 
+from stepengine import Depends, ToolContext, tool
 from stepengine.errors import DefinitionError
-from stepengine.tools.bundled import Depends, ResourceMap, ToolContext, tool
+from stepengine.tools.context import ResourceMap
 
 
 class Settings:

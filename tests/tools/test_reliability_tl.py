@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from stepengine import Depends, Tool, ToolContext, tool
 from stepengine.data.events import Event, Warned
 from stepengine.data.messages import ImagePart, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
-from stepengine.tools.bundled import Depends, ThreadPool, Tool, ToolContext, ToolRegistry, tool
+from stepengine.tools import ToolRegistry
+from stepengine.workspace.threads import ThreadPool
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

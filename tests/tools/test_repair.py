@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import TypedDict
 
+from stepengine import Tool, tool
 from stepengine.data.json import freeze_object
-from stepengine.tools.bundled import Tool, file_tools, search_tools, spawn_tools, tool
+from stepengine.tools.bundled import file_tools, search_tools, spawn_tools
 
 
 class Edit(TypedDict):

@@ -13,9 +13,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from stepengine import Tool
 from stepengine.data.json import freeze, freeze_object
 from stepengine.errors import DefinitionError, ToolInputError
-from stepengine.tools.bundled import Tool
 from stepengine.tools.schemas import JsonSchema
 
 TREE = {

@@ -41,6 +41,7 @@ from stepengine import (
     ToolCall,
     ToolCallPart,
     ToolMessage,
+    ToolResult,
     Transcript,
     Usage,
     UserMessage,
@@ -67,7 +68,8 @@ from stepengine.models import (
 from stepengine.permissions import Policy, Rule
 from stepengine.sandbox import MontySandbox, ProgramLimits, Sandbox, code_mode
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools.bundled import ToolReferencePart, ToolResult, recall_history_tool
+from stepengine.tools import ToolReferencePart
+from stepengine.tools.bundled import recall_history_tool
 
 # --- a provider that streams ------------------------------------------------------------------------------------------
 

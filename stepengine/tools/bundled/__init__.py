@@ -1,7 +1,7 @@
 """
-Tools: what agents can do. An engine has the tools that it was given, and the bundled ones that its workspace allows.
+The bundled tools. An engine has those that its workspace allows, for agents that name them.
 
-``@tool`` makes a tool of a typed function. The bundled sets are built with a root folder and hold the posture that the
+The bundled sets are built with a root folder and hold the posture that the
 documentation describes: files are walked by descriptor below the root and never by a name that was checked before, links are not
 written through, commands are lists of words in a clean environment, addresses are judged where they are connected to. A model, and
 whatever it has read, may ask for anything; so each tool is its own wall, and no policy has to hold it up.
@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 from stepengine.data.late import late
 
 if TYPE_CHECKING:
-    from stepengine.data.messages import ToolReferencePart, ToolResult
-    from stepengine.data.names import ToolName
     from stepengine.tools.bundled.bundled import (
         change_hook_tools,
         file_tools,
@@ -85,42 +83,16 @@ if TYPE_CHECKING:
         SearxngSearch,
     )
     from stepengine.tools.children import child_tools, sleep_tool
-    from stepengine.tools.context import ResourceMap, ToolContext
     from stepengine.tools.control import ask_user_tool, control_tools
-    from stepengine.tools.decorator import tool
-    from stepengine.tools.definition import Tool, ToolPreview, decode_result
-    from stepengine.tools.depends import Depends
-    from stepengine.tools.registry import ToolRegistry
     from stepengine.tools.spawning import agent_tool, spawn_tools, task_tool
-    from stepengine.workspace.threads import ThreadPool
-    from stepengine.workspace.workspace import Workspace
 else:
     __getattr__, __dir__ = late(
         __name__,
         {
-            "stepengine.data.messages": (
-                "ToolReferencePart",
-                "ToolResult",
-            ),
-            "stepengine.data.names": ("ToolName",),
-            "stepengine.workspace.threads": ("ThreadPool",),
-            "stepengine.workspace.workspace": ("Workspace",),
-            "stepengine.tools.context": (
-                "ResourceMap",
-                "ToolContext",
-            ),
             "stepengine.tools.control": (
                 "ask_user_tool",
                 "control_tools",
             ),
-            "stepengine.tools.decorator": ("tool",),
-            "stepengine.tools.definition": (
-                "Tool",
-                "ToolPreview",
-                "decode_result",
-            ),
-            "stepengine.tools.depends": ("Depends",),
-            "stepengine.tools.registry": ("ToolRegistry",),
             "stepengine.tools.children": (
                 "child_tools",
                 "sleep_tool",
@@ -204,7 +176,6 @@ else:
 
 __all__ = (
     "BraveSearch",
-    "Depends",
     "DocsBackend",
     "DocsSites",
     "Fetched",
@@ -213,21 +184,11 @@ __all__ = (
     "FileMemory",
     "MemoryStore",
     "Note",
-    "ResourceMap",
     "SafeFetcher",
     "SearchBackend",
     "SearchHit",
     "SearchedDocs",
     "SearxngSearch",
-    "ThreadPool",
-    "Tool",
-    "ToolContext",
-    "ToolName",
-    "ToolPreview",
-    "ToolReferencePart",
-    "ToolRegistry",
-    "ToolResult",
-    "Workspace",
     "add_message",
     "agent_tool",
     "ask_user",
@@ -237,7 +198,6 @@ __all__ = (
     "child_tools",
     "code_search",
     "control_tools",
-    "decode_result",
     "delete_file",
     "end_turn",
     "file_tools",
@@ -276,7 +236,6 @@ __all__ = (
     "task_completed",
     "task_tool",
     "think_deeply",
-    "tool",
     "unified_diff",
     "web_search",
     "web_tools",

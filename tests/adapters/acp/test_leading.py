@@ -21,14 +21,13 @@ from typing import Any
 import attrs
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Engine, Parallel, RunStatus, Start, Usage, Wait
+from stepengine import AgentCall, AgentDefinition, Engine, Parallel, RunStatus, Start, Usage, Wait, Workspace
 from stepengine.adapters.acp import ExternalAgent, program
 from stepengine.adapters.acp import leading as leading_module
 from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Every, Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools.bundled import Workspace
 
 HERE = Path(__file__).parent
 OTHER = str(HERE / "other.py")
