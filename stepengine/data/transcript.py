@@ -206,7 +206,7 @@ class Transcript(Sequence[Message]):
             TypeError: when a handler throws the result away: nothing has changed then.
         """
         _refuse_to_be_dropped("append")
-        return self.extend((message,))
+        return self.extended((message,))
 
     def extend(self, messages: Sequence[Message]) -> Transcript:
         """
@@ -216,6 +216,10 @@ class Transcript(Sequence[Message]):
             TypeError: when a handler throws the result away: nothing has changed then.
         """
         _refuse_to_be_dropped("extend")
+        return self.extended(messages)
+
+    def extended(self, messages: Sequence[Message]) -> Transcript:
+        """Return what ``extend`` returns, for callers that are known to keep it."""
         added = messages if isinstance(messages, tuple) else tuple(messages)
         if not added:
             return self
@@ -243,6 +247,9 @@ class Transcript(Sequence[Message]):
         return made
 
     def _claim(self) -> bool:
+        # An empty one may be a constant of some module, and would keep the conversation that begins with it for good.
+        if not self._length:
+            return False
         free = self._buffer.free
         try:
             slot = free.pop()

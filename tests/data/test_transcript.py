@@ -5,6 +5,7 @@ The history: versions never change, appends copy nothing, calls and results pair
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -172,6 +173,21 @@ def test_a_history_that_only_grows_copies_no_message(copies: list[int]) -> None:
 
     assert [1] == copies
     assert 1001 == len(transcript)
+
+
+@pytest.mark.spec("reliability:RS02")
+def test_an_empty_transcript_keeps_nothing_of_the_conversations_that_begin_with_it() -> None:
+    """
+    A module may have one as a constant, which lives as long as the process.
+    """
+    empty, first = Transcript(), UserMessage("Hello.")
+    alone = sys.getrefcount(first)
+    conversation = empty.extend([first])
+    assert sys.getrefcount(first) > alone
+
+    del conversation
+
+    assert alone == sys.getrefcount(first)
 
 
 def test_appending_to_an_old_version_copies_its_own_messages_once(copies: list[int]) -> None:
