@@ -45,7 +45,7 @@ def asked():
     return made
 INFO = [0o40755, 5, 5, 1, 0, 0, 0, 0]
 def begin():
-    out.write(b"stepengine deploy worker 1\\n")
+    out.write(b"stepengine worker 1\\n")
     out.flush()
     say({"id": asked()["id"], "can_walk": True})
 def root():
