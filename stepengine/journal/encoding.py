@@ -35,7 +35,7 @@ from stepengine.data.effects import (
 )
 from stepengine.data.faults import within
 from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, JsonDict, compact, freeze, is_deeper, thaw
-from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
+from stepengine.data.messages import JsonPart, TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import DEFAULT_SETTINGS, ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Question
@@ -637,16 +637,16 @@ def may_be_long(value: Any) -> bool:
         left -= MIN_VALUE_CHARS
         if kind is str:
             left -= len(one)
-        elif kind is tuple:
+        elif kind in SHORT:
+            continue
+        elif isinstance(one, SEQUENCES):
             waiting += one
         elif (members := HEAVY.get(kind)) is not None:
             waiting += [member for member in members(one) if member]
             left -= MIN_VALUE_CHARS * WIDEST_FIELDS
-        elif isinstance(one, Mapping):
+        elif isinstance(one, dict):
             waiting += one.values()
             left -= sum(map(len, one))
-        elif isinstance(one, list):
-            waiting += one
         elif isinstance(one, bytes):
             left -= len(one)
         else:
@@ -665,9 +665,13 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     ModelReply: attrgetter("content", "provider_data"),
     TextPart: attrgetter("text", "provider_data"),
     ToolCallPart: attrgetter("input", "raw_input", "provider_data"),
+    JsonPart: lambda part: (part.value,),
     ToolResult: attrgetter("content", "structured", "change", "side_effects"),
+    CallTool: attrgetter("tool_name", "input"),
 }
 """What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
+SHORT = frozenset({int, float, bool, type(None)})
+SEQUENCES = (tuple, list)
 WIDEST_FIELDS = 20
 """Above the number of fields of each of these classes, so that the estimate is never too low."""
 

@@ -493,9 +493,11 @@ class _MemoryWriter(Writer):
         Raises:
             JournalWriteFailed: for one that no line would hold, as where there are lines.
         """
-        given = (
-            record.given if isinstance(record, Intent | Result) else record.input if isinstance(record, Input) else None
-        )
+        given: object = None
+        if isinstance(record, (Intent, Result)):
+            given = record.given
+        elif isinstance(record, Input):
+            given = record.input
         # A record that no line could hold is refused here as by every other journal: an agent that records in memory in
         # its tests must not fail in production with the first long output.
         if given is not None and not isinstance(given, CallModel) and may_be_long(given):
