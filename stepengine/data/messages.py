@@ -118,6 +118,18 @@ class ToolCallPart:
     input_error: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
+    def with_id(self, tool_call_id: str) -> ToolCallPart:
+        """Return the same call with another id."""
+        # Every call of every step gets one, and `attrs.evolve` takes three times as long.
+        return ToolCallPart(
+            tool_call_id,
+            self.tool_name,
+            self.input,
+            raw_input=self.raw_input,
+            input_error=self.input_error,
+            provider_data=self.provider_data,
+        )
+
 
 def _check_source(part: ImagePart | DocumentPart) -> None:
     name = type(part).__name__
@@ -438,6 +450,24 @@ class ToolResult:
         """Return the result that stands in for an answer which has not come yet."""
         text = f"Pending: waiting for the answer to question {question_id}."
         return cls((TextPart(text),), **{"status": "pending", **fields})
+
+    def answering(self, call: ToolCallPart) -> ToolResult:
+        """Return the same result, with the name and the id of the call that it answers."""
+        if self.tool_name == call.tool_name and self.tool_call_id == call.tool_call_id:
+            return self
+        # Every result of every step gets them, and `attrs.evolve` takes twice as long.
+        return ToolResult(
+            self.content,
+            status=self.status,
+            tool_name=call.tool_name,
+            tool_call_id=call.tool_call_id,
+            credits_used=self.credits_used,
+            side_effects=self.side_effects,
+            change=self.change,
+            structured=self.structured,
+            usage=self.usage,
+            cost=self.cost,
+        )
 
     @property
     def is_error(self) -> bool:

@@ -370,7 +370,7 @@ class ModelReply:
     raw_stop_reason: str | None = attrs.field(default=None, kw_only=True)
     model: str | None = attrs.field(default=None, kw_only=True)
     request_id: str | None = attrs.field(default=None, kw_only=True)
-    provider_data: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object, kw_only=True)
+    provider_data: JsonDict = attrs.field(default=JsonDict(), converter=freeze_object, kw_only=True)
 
     @property
     def text(self) -> str:

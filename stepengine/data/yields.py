@@ -11,6 +11,7 @@ import reprlib
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import cached_property
 from types import CoroutineType, GeneratorType
 from typing import (
     TYPE_CHECKING,
@@ -885,12 +886,17 @@ class StepResult:
 
     _not_json: ClassVar[str] = YIELD_FROM
 
-    agent_state: AgentState
+    _state: AgentState | Callable[[], AgentState] = attrs.field(alias="agent_state")
     tool_results: tuple[ToolResult, ...] = ()
     steps_complete: bool = False
     n_responses: tuple[str, ...] = ()
     value: Any = None
     output: Any = None
+
+    @cached_property
+    def agent_state(self) -> AgentState:
+        """The state after the yielded thing, with everything that it did."""
+        return self._state if isinstance(self._state, AgentState) else self._state()
 
     @property
     def tool_result(self) -> ToolResult | None:

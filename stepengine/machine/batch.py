@@ -32,7 +32,6 @@ from stepengine.machine.calls import (
     ask_effect,
     carry_out,
     follow_up,
-    result_of_call,
     unavailable,
 )
 from stepengine.machine.finding import shown_first
@@ -559,4 +558,4 @@ def _after(call: ToolMember) -> Flow[None]:
     """Let the ``post_tool`` hooks look at a call that ran."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
         result = yield from hooks.post_tool(call.run, call.judged_call, call.source, call.result)
-        call.replace(result_of_call(result, call.asked))
+        call.replace(result.answering(call.asked))

@@ -9,10 +9,10 @@ judges calls before they run, and in which order a batch goes, stands in ``batch
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias, assert_never, cast
+from typing import Any, TypeAlias, TypeVar, assert_never, cast
 
 import attrs
 
@@ -73,10 +73,11 @@ __all__ = (
     "follow_up",
     "hook_call",
     "member_of",
-    "result_of_call",
     "unavailable",
     "unavailable_here",
 )
+
+C = TypeVar("C", bound=CallTool)
 
 EXAMPLES = "Examples: "
 """How the line begins in the description of a tool that shows inputs."""
@@ -1000,7 +1001,8 @@ class ToolMember(EffectMember):
                 self.handed_out = [child for child in self._children if isinstance(child, ef.Spawn)]
                 self.is_fault = len(self.handed_out) < len(self._children)
             case Yielding():
-                self.handed_out = (self._effect(CallBody, validated, at=run.effects.now, values=run.shared.values),)
+                body = self._effect(CallBody, validated)
+                self.handed_out = (attrs.evolve(body, at=run.effects.now, values=run.shared.values),)
             case Driving():
                 self.handed_out = ()
             case Asking(questions):
@@ -1010,7 +1012,7 @@ class ToolMember(EffectMember):
                 assert_never(never)
         return self.handed_out
 
-    def _effect(self, made_by: Callable[..., Leaf], validated: Validated, **more: Any) -> Leaf:
+    def _effect(self, made_by: type[C], validated: Validated) -> C:
         run, asked = self.run, self.asked
         # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
         # microsecond for each call.
@@ -1025,7 +1027,6 @@ class ToolMember(EffectMember):
             step_index=run.progress.step,
             measured=run.prompt.measured,
             program_line=self.program_line,
-            **more,
         )
 
     # --- what came of it --------------------------------------------------------------------------------------------
@@ -1109,7 +1110,7 @@ class ToolMember(EffectMember):
         # it negative.
         took = at - self._started
         self._duration = took if took > 0 else 0  # noqa: FURB136 - a call less
-        self.result = result_of_call(result, self.asked)
+        self.result = result.answering(self.asked)
         if result.credits_used:
             self.run.spent.count_credits(result.credits_used)
         if result.usage is not None or result.cost is not None:
@@ -1121,7 +1122,7 @@ class ToolMember(EffectMember):
     def finish(self, result: ToolResult) -> None:
         """Set the result, with the call's own name and id."""
         # No duration and no change: this sets results of calls that never ran.
-        self.result = result_of_call(result, self.asked)
+        self.result = result.answering(self.asked)
 
     def replace(self, result: ToolResult) -> None:
         """Replace the result, for example by what hooks made of it."""
@@ -1216,14 +1217,6 @@ def _with_example(error: ToolInputError, spec: ToolSpec) -> ToolInputError:
 
 def _rename_call(call: ToolCallPart, name: str) -> ToolCallPart:
     return call if call.tool_name == name else attrs.evolve(call, tool_name=name)
-
-
-def result_of_call(result: ToolResult, call: ToolCallPart) -> ToolResult:
-    """Return *result* as the result of *call*."""
-    # Mostly the performer has put them in already; then the same object goes on, and nothing is made.
-    if result.tool_name == call.tool_name and result.tool_call_id == call.tool_call_id:
-        return result
-    return attrs.evolve(result, tool_name=call.tool_name, tool_call_id=call.tool_call_id)
 
 
 def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:

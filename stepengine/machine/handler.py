@@ -231,10 +231,11 @@ def _place(author: Author) -> str:
 def _result(
     run: RunState, results: tuple[ToolResult, ...] = (), value: object = None, texts: tuple[str, ...] = ()
 ) -> y.StepResult:
-    output, state, of_turn = run.output, run.snapshot.state(), None
-    if output.is_given:
-        state, of_turn = output.put_into(state), output.decoded() if output.is_of_turn else None
-    return y.StepResult(state, results, run.progress.steps_complete, texts, value, of_turn)
+    output, complete = run.output, run.progress.steps_complete
+    if not output.is_given:
+        return y.StepResult(run.snapshot.moment(), results, complete, texts, value)
+    of_turn = output.decoded() if output.is_of_turn else None
+    return y.StepResult(output.put_into(run.snapshot.state()), results, complete, texts, value, of_turn)
 
 
 def _steps(run: RunState, _: Author, asked: Any) -> Answer:

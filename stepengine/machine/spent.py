@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 
 import attrs
@@ -24,6 +25,7 @@ class Spent:
 
     Attributes:
         children: The children, in the order in which they ended.
+        child_run_ids: The run ids of those that ran.
         cost: What the run and its children cost in US dollars; ``None`` when a part is unknown.
         credits_used: The credits that they used.
         entries: How often something was added.
@@ -35,6 +37,7 @@ class Spent:
         "_own_cost",
         "_own_credits",
         "_usage",
+        "child_run_ids",
         "children",
         "cost",
         "credits_used",
@@ -49,6 +52,7 @@ class Spent:
         self.cost: Decimal | None = ZERO
         self.credits_used: float = 0
         self.children: list[ChildResult] = []
+        self.child_run_ids: tuple[str, ...] = ()
         self._children = NOTHING
         self.entries = 0
 
@@ -79,7 +83,7 @@ class Spent:
         self.entries += 1
         # What an inline child leaves is taken over once, by its parent; kept here it would hold a second conversation
         # for as long as the run lasts.
-        self.children.append(child if child.left is None else attrs.evolve(child, left=None))
+        self._keep([child if child.left is None else attrs.evolve(child, left=None)])
         others = self._children = self._children + child.spending
         self._usage = None
         self.cost = add_cost(self._own_cost, others.cost)
@@ -88,11 +92,15 @@ class Spent:
     def count_body(self, body: BodyEnd) -> None:
         """Add what the body of a tool spent, and the children that it started: they count as the caller's."""
         self.entries += 1
-        self.children += body.children
+        self._keep(body.children)
         others = self._children = self._children + body.spending
         self._usage = None
         self.cost = add_cost(self._own_cost, others.cost)
         self.credits_used = self._own_credits + others.credits_used
+
+    def _keep(self, children: Sequence[ChildResult]) -> None:
+        self.children += children
+        self.child_run_ids += tuple([child.run_id for child in children if child.run_id])
 
     def count_stopped(self, stop: Stop) -> None:
         """Add the child whose end a stop reports, if it is one's."""
@@ -128,16 +136,14 @@ NOTHING = Spending()
 class _Tally:
     """A running sum of ``Usage`` and cost; the value is made when somebody looks."""
 
-    __slots__ = ("_at_least", "_numbers", "_value", "cost")
+    __slots__ = ("_at_least", "_numbers", "cost")
 
     def __init__(self) -> None:
         self.cost: Decimal | None = ZERO
         self._numbers = [0, 0, 0, 0, 0, 0]
         self._at_least = False
-        self._value: Usage | None = None
 
     def add(self, usage: Usage | None, requests: int, cost: Decimal | None) -> None:
-        self._value = None
         self.cost = None if cost is None or self.cost is None else self.cost + cost
         numbers = self._numbers
         numbers[5] += requests
@@ -152,7 +158,5 @@ class _Tally:
         self._at_least = self._at_least or usage.at_least
 
     def usage(self) -> Usage:
-        if self._value is None:
-            sent, said, read, written, thought, requests = self._numbers
-            self._value = Usage(sent, said, read, written, thought, requests, self._at_least)
-        return self._value
+        sent, said, read, written, thought, requests = self._numbers
+        return Usage(sent, said, read, written, thought, requests, self._at_least)

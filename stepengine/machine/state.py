@@ -21,6 +21,7 @@ What is left here concerns several parts at once: a change, the end of a tool's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -181,15 +182,17 @@ class Snapshot:
         "_budget",
         "_children",
         "_entries",
-        "_frozen",
         "_history",
+        "_id_prefix",
+        "_identity",
+        "_latest",
         "_output",
         "_progress",
         "_prompt",
         "_questions",
         "_shared",
         "_spent",
-        "_start",
+        "_state",
         "_tools",
     )
 
@@ -209,7 +212,8 @@ class Snapshot:
         children: Children,
     ) -> None:
         """Start with *start*, the state in which the run starts; it has the values that do not change."""
-        self._start = start
+        self._identity = (start.run_id, start.agent_id, start.parent_id, start.ancestor_run_ids)
+        self._id_prefix = start.id_prefix
         self._history = history
         self._prompt = prompt
         self._tools = tools
@@ -220,22 +224,36 @@ class Snapshot:
         self._shared = shared
         self._questions = questions
         self._children = children
-        self._frozen: AgentState | None = None
+        self._latest: partial[AgentState] | None = None
+        self._state: AgentState | None = None
         self._entries = 0
 
     def state(self) -> AgentState:
         """Return the state of this moment; during a step it is the state before the step."""
+        latest = self.moment()
+        if self._state is None:
+            self._state = latest()
+        return self._state
+
+    def moment(self) -> partial[AgentState]:
+        """Return what makes the state of this moment, when somebody looks: a handler is sent many states, and looks at few."""
         # Kept until something changes: hooks, tools and handlers ask several times within a step, and a state that is
         # equal should be the same object, so that nobody compares transcripts. What has changed is seen by identity, so
         # nobody who changes something has to say so.
-        known, history = self._frozen, self._history
-        if known is not None and known.message_history is history.record and self._is_current(known):
+        known, history = self._latest, self._history
+        if (
+            known is not None
+            and known.keywords["message_history"] is history.record
+            and self._is_current(known.keywords)
+        ):
             return known
         spent = self._spent
-        self._entries = spent.entries
-        self._frozen = value = attrs.evolve(
-            self._start,
-            child_run_ids=tuple(child.run_id for child in spent.children if child.run_id),
+        self._entries, self._state = spent.entries, None
+        self._latest = latest = partial(
+            AgentState,
+            *self._identity,
+            id_prefix=self._id_prefix,
+            child_run_ids=spent.child_run_ids,
             message_history=history.record,
             view=history.view,
             system_prompt=self._prompt.system,
@@ -252,23 +270,22 @@ class Snapshot:
             left_out=history.left_out,
             handed_to=self._children.handed_to,
         )
-        return value
+        return latest
 
-    def _is_current(self, known: AgentState) -> bool:
-        """Return whether a state equals that of the run; an id that was merely handed to a call does not make a difference."""
-        # Everything that `state` puts in and that can change, by identity or as a number. What is not asked here
-        # follows from what is.
+    def _is_current(self, known: Mapping[str, Any]) -> bool:
+        """Return whether values are those of the run; an id that was merely handed to a call does not make a difference."""
+        # Every value that can change, by identity or as a number. What is not asked here follows from what is.
         return (
-            known.view is self._history.view
+            known["view"] is self._history.view
             and self._entries == self._spent.entries
-            and known.steps_remaining == self._budget.steps_left
-            and known.step_index == self._progress.step_index
-            and known.output is self._output.value
-            and known.context is self._shared.context
-            and known.system_prompt is self._prompt.system
-            and known.tool_definitions is self._tools.definitions
-            and known.pending is self._questions.pending
-            and known.handed_to == self._children.handed_to
+            and known["steps_remaining"] == self._budget.steps_left
+            and known["step_index"] == self._progress.step_index
+            and known["output"] is self._output.value
+            and known["context"] is self._shared.context
+            and known["system_prompt"] is self._prompt.system
+            and known["tool_definitions"] is self._tools.definitions
+            and known["pending"] is self._questions.pending
+            and known["handed_to"] == self._children.handed_to
         )
 
     def inheritable(self, call_id: str = "") -> AgentState:

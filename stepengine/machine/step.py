@@ -8,10 +8,9 @@ together -> ``post_step`` hooks -> end decision. The open step is held outside t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import attrs
-from attrs import frozen
 
 from stepengine.data import events as ev
 from stepengine.data.effects import CallModel, Notify
@@ -68,8 +67,7 @@ OF_A_STEP = ("step", "final_answer")
 CUT_OFF = "Not executed: the reply was cut off at the output limit."
 
 
-@frozen(weakref_slot=False)
-class StepReply:
+class StepReply(NamedTuple):
     """
     A completed reply, numbered and ready to be stored.
 
@@ -387,7 +385,7 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
     """Call the model, and again for what its reply leaves out."""
     # The quick way for the reply that is whole, which is nearly every one: `_whole` is a generator more for all that
     # pass it.
-    effect = CallModel(run.effects.number(), request, purpose, call_id=run.tools.call_ids.coming)
+    effect = CallModel(run.effects.number(), request, purpose, call_id=run.tools.call_ids)
     reply = _receive_reply(run, (yield effect), effect)
     return (yield from _whole(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
 
@@ -462,7 +460,7 @@ def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
     held = sum(isinstance(part, ToolCallPart) for part in paused.content)
-    return lambda number: run.tools.call_ids.coming(held + number)
+    return lambda number: run.tools.call_ids(held + number)
 
 
 def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
@@ -491,7 +489,7 @@ def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
         else:
             # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send none, or
             # one twice (reliability:MP49, MP50), and with counters the same run has the same ids on every replay.
-            call = attrs.evolve(part, tool_call_id=run.tools.call_ids.new())
+            call = part.with_id(run.tools.call_ids.new())
             parts.append(call)
             calls.append(call)
     return StepReply(reply, AssistantMessage(tuple(parts)), calls, len(calls) < len(parts))

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepengine.data.json import MAX_DECODINGS, JsonDict, freeze_object
 from stepengine.errors import DataError
@@ -25,6 +25,8 @@ Aliases = Mapping[str, Sequence[str]]
 DROPPED = "cb_easp"
 READ = frozenset({"array", "object", "integer", "number", "boolean"})
 """The types of JSON Schema whose values are also read from JSON text."""
+SCALARS: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
+"""Values that are what they should be where their type of JSON Schema is expected."""
 
 
 def _camel(name: str) -> str:
@@ -52,18 +54,25 @@ def repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDi
     return repair
 
 
+class _Expected(NamedTuple):
+    """What a schema expects: the forms that a value may have, and their types of JSON."""
+
+    forms: list[Mapping[str, Any]]
+    kinds: frozenset[str]
+
+
 class _Mender:
     def __init__(self, root: Mapping[str, Any], aliases: Aliases) -> None:
         self._root = root
         self._aliases = aliases
         self._names: dict[tuple[str, frozenset[str]], dict[str, str]] = {}
-        self._known: dict[int, list[Mapping[str, Any]]] = {}
-        """Forms by the identity of a schema, which is a part of *root*."""
+        self._known: dict[int, _Expected] = {}
+        """What is expected by the identity of a schema, which is a part of *root*."""
 
     def plain_names(self) -> frozenset[str]:
         """Return the parameters at the top whose values are never corrected."""
         properties: Mapping[str, object] = self._root.get("properties", {})
-        return frozenset([n for n, s in properties.items() if not any(READ & {*_kinds(f)} for f in self._forms(s))])
+        return frozenset([name for name, schema in properties.items() if not READ & self._expected(schema).kinds])
 
     def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """Return the object with its names and members mended; the same object when nothing was wrong."""
@@ -104,27 +113,30 @@ class _Mender:
         return self._names[key]
 
     def _value(self, value: object, schema: object, path: str) -> object:
-        forms = self._forms(schema)
-        value = _fitting(value, {kind for form in forms for kind in _kinds(form)})
+        forms, kinds = self._expected(schema)
+        if SCALARS.get(type(value)) in kinds:
+            return value
+        value = _fitting(value, kinds)
         if isinstance(value, list):
             items = next((f["items"] for f in forms if "items" in f), None)
             mended = [self._value(v, items, path) for v in value] if isinstance(items, Mapping) else value
             return value if all(a is b for a, b in zip(mended, value, strict=True)) else mended
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             form = next((f for f in forms if "properties" in f), None)
             if form is None:  # one object where a list of them is due, which some tools take
                 return next((self._value(value, f["items"], path) for f in forms if "items" in f), value)
             return self.members(value, form, path)
         return value
 
-    def _forms(self, schema: object) -> list[Mapping[str, object]]:
-        """Return the schema, or its alternatives, with references followed."""
-        if id(schema) not in self._known:
-            self._known[id(schema)] = self._looked_up(schema, set())
-        return self._known[id(schema)]
+    def _expected(self, schema: object) -> _Expected:
+        known = self._known.get(id(schema))
+        if known is None:
+            forms = self._looked_up(schema, set())
+            known = self._known[id(schema)] = _Expected(forms, frozenset([k for form in forms for k in _kinds(form)]))
+        return known
 
-    def _looked_up(self, schema: object, followed: set[str]) -> list[Mapping[str, object]]:
-        """As above; a reference that was followed before says nothing new."""
+    def _looked_up(self, schema: object, followed: set[str]) -> list[Mapping[str, Any]]:
+        """Return the schema, or its alternatives, with references followed; one that was followed before says nothing new."""
         if not isinstance(schema, Mapping):
             return []
         reference = schema.get("$ref")
@@ -149,21 +161,21 @@ def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
 
 
-def _fitting(value: object, kinds: set[str]) -> object:
+def _fitting(value: object, kinds: frozenset[str]) -> object:
     """Return the value that was probably meant where values of *kinds* are expected; else *value*."""
     if isinstance(value, str) and "string" not in kinds and READ & kinds:
         value = _decode_if_wanted(value, kinds)
     return [value] if _wants_list(value, kinds) else value
 
 
-def _wants_list(value: object, kinds: set[str]) -> bool:
+def _wants_list(value: object, kinds: frozenset[str]) -> bool:
     """Return whether a single value is in the place of a list of such values."""
     if "array" not in kinds or value is None or isinstance(value, list):
         return False
-    return ("object" not in kinds and isinstance(value, Mapping)) or kinds <= {"array", "null"}
+    return ("object" not in kinds and isinstance(value, dict)) or kinds <= {"array", "null"}
 
 
-def _decode_if_wanted(text: str, kinds: set[str]) -> object:
+def _decode_if_wanted(text: str, kinds: frozenset[str]) -> object:
     """Return the value of a JSON text when it is of a wanted type; else the text."""
     value: object = text
     for _ in range(MAX_DECODINGS):

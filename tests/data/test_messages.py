@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
+from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import (
     AssistantMessage,
@@ -23,6 +25,7 @@ from stepengine.data.messages import (
     JsonPart,
     OpaquePart,
     RefusalPart,
+    SideEffect,
     TextPart,
     ThinkingPart,
     ToolCallPart,
@@ -157,6 +160,33 @@ def test_parts_are_hashable_values() -> None:
 
 
 @pytest.mark.spec("requirements:B10", "requirements:B13")
+@pytest.mark.parametrize("given", [0, 1], ids=["defaults", "everything set"])
+def test_a_numbered_call_and_a_named_result_are_otherwise_what_they_were(given: int) -> None:
+    part = [
+        ToolCallPart("", "look"),
+        ToolCallPart("", "look", {"at": 1}, raw_input="{", input_error="cut", provider_data={"id": "x"}),
+    ][given]
+    everything: dict[str, Any] = {
+        "status": "error",
+        "credits_used": 2.0,
+        "side_effects": [SideEffect("write", "a.txt")],
+        "change": Change(context={"a": 1}),
+        "structured": [1],
+        "usage": Usage(1, 2),
+        "cost": Decimal("0.5"),
+    }
+    result = [ToolResult(), ToolResult("gone", **everything)][given]
+
+    numbered = part.with_id("c7")
+    named = result.answering(numbered)
+
+    assert attrs.evolve(part, tool_call_id="c7") == numbered
+    assert attrs.evolve(result, tool_name="look", tool_call_id="c7") == named
+    assert named is named.answering(numbered)
+    unset = [f.name for f in attrs.fields(ToolResult) if getattr(named, f.name) == f.default]
+    assert not given or [] == unset, "fields that this test does not know"
+
+
 def test_messages_read_by_role() -> None:
     thinking = ThinkingPart("why", provider_data={"provider": "p", "signature": "s"})
     answer = AssistantMessage(

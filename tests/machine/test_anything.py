@@ -264,14 +264,14 @@ def test_the_state_that_anybody_is_shown_is_that_of_the_moment(program, given_wo
     state_of, kept = Snapshot.state, []
 
     def shown(snapshot):
-        known = snapshot._frozen
+        known = snapshot._latest
         state = state_of(snapshot)
-        if state is known:
+        if snapshot._latest is known:
             kept.append(state)
-            snapshot._frozen = None
+            snapshot._latest = None
             # The id of a call is taken before anything is to be seen of the call.
             assert attrs.evolve(state_of(snapshot), next_call=state.next_call) == state
-            snapshot._frozen = state
+            snapshot._latest, snapshot._state = known, state
         return state
 
     def exchange_looking(run, flow):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 
+import attrs
 import pytest
 
 from stepengine.data import yields as y
@@ -16,6 +17,7 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelSettings
 from stepengine.data.outcomes import Value
 from stepengine.data.state import AgentState, RunStatus
+from stepengine.data.transcript import Transcript
 from stepengine.errors import (
     AgentError,
     ChildError,
@@ -373,6 +375,55 @@ def test_a_handler_may_wait_for_more_input_between_turns():
     world = World(replies=[reply("one"), reply("two")], answers={"q0": "a", "q2": "b", "q4": "stop"})
     played = play(agent(handler), world, prompt="")
     assert played.shown == ["user: a", "assistant: one", "user: b", "assistant: two"]
+
+
+def test_an_answer_shows_the_state_of_its_moment_whenever_it_is_looked_at():
+    def steps(look):
+        def handler(ctx):
+            turns = []
+            for _ in range(3):
+                turns.append((yield STEP))
+                if look:
+                    assert turns[-1].agent_state is turns[-1].agent_state
+                yield y.ToolCall("add_message", {"role": "user", "content": "more"})
+            states.append([turn.agent_state for turn in turns])
+
+        return handler
+
+    states = []
+    for look in (True, False):
+        play(agent(steps(look)), World(replies=[reply(word) for word in ("one", "two", "three")]))
+    at_once, late = states
+    assert at_once == late
+    assert [2, 4, 6] == [len(state.message_history) for state in late]
+    assert [1, 2, 3] == [state.step_index for state in late]
+
+
+def test_a_state_keeps_everything_that_its_run_started_with():
+    start = AgentState(
+        run_id="r9",
+        agent_id="tester",
+        parent_id="r8",
+        ancestor_run_ids=("r7", "r8"),
+        message_history=Transcript([UserMessage("before")]),
+        system_prompt="Be brief.",
+        step_index=4,
+        context={"a": 1},
+        next_call=7,
+        id_prefix="c3_",
+        left_out=(UserMessage("long ago"),),
+        handed_to="other",
+    )
+    own = {"child_run_ids", "tool_definitions", "output", "steps_remaining", "usage", "cost", "credits_used", "pending"}
+    names = [field.name for field in attrs.fields(AgentState)]
+    assert own == {name for name in names if getattr(start, name) == getattr(AgentState(), name)}, "give it to the start"
+
+    def handler(ctx):
+        return (yield y.ToolCall("add_message", {"role": "user", "content": "more"})).agent_state
+
+    (state,) = [play(agent(handler), World(), state=start).output]
+    changed = {name for name in names if getattr(state, name) != getattr(start, name)}
+    assert {"message_history", "view", "next_call"} == changed - own
 
 
 @pytest.mark.spec("generator-contract:G14")
