@@ -2101,7 +2101,6 @@ APART: dict[str, str] = {
     "tools/bundled/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
     "tools/bundled/shell/process.py:CommandProcess.told": "at most 4,096 bytes as ASCII",
     "tools/conversion.py:_validated": "JSON that was just made, of a result that was capped",
-    "tools/definition.py:decode_result": "`decode` of a tool",
     "tools/bundled/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",
     "tools/bundled/web/html_worker.py:_is_dropped": "in a process of its own, with limits of time and memory",
     "tools/bundled/web/html_worker.py:main": "a line that this package wrote",

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from stepengine.permissions import Policy
 
 __all__ = ("KEYS", "LOGS", "Origin", "SettingKey", "Settings", "UsageProblem", "in_force", "key_of")
-Source: TypeAlias = Literal["argument", "environment", "--config", "project", "user", "default"]
+Source: TypeAlias = Literal["environment", "--config", "project", "user", "default"]
 Trust: TypeAlias = Literal["yes", "lower", "no"]
-ORDER: tuple[Source, ...] = ("default", "user", "project", "--config", "environment", "argument")
+ORDER: tuple[Source, ...] = ("default", "user", "project", "--config", "environment")
 PREFIX = "STEPENGINE_"
 PROJECT_FILES = ("stepengine.toml", "pyproject.toml")
 FILE_BYTES = 256 * 1024
@@ -192,7 +192,7 @@ class Origin(NamedTuple):
 
     Attributes:
         source: The kind of place.
-        place: The file with its line, or the variable; ``""`` for an argument or default.
+        place: The file with its line, or the variable; ``""`` for a default.
     """
 
     source: Source
@@ -271,12 +271,6 @@ class Settings:
         origin = self.origin(key)
         is_file = origin.source in ("user", "--config")
         return Path(origin.place.rpartition(":")[0]).parent.absolute() if is_file else Path()
-
-    def with_arguments(self, **given: object) -> Settings:
-        """Return the settings with what was typed, by dotted name with ``__`` for ``.``; ``None`` is nothing."""
-        typed = {name.replace("__", "."): value for name, value in given.items() if value is not None}
-        origins = dict.fromkeys(typed, Origin("argument"))
-        return attrs.evolve(self, values={**self.values, **typed}, origins={**self.origins, **origins})
 
     @classmethod
     def load(cls, cwd: Path, environ: Mapping[str, str] = os.environ, *, config: Path | None = None) -> Settings:

@@ -353,7 +353,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""Stands in a ``JsonDifference`` for a member or item that one side does not have."""
+"""Stands for a value that is not there, which is not the JSON value ``None``; in a ``JsonDifference`` for what one side does not have."""
 
 
 class JsonDifference(NamedTuple):

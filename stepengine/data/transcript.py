@@ -374,14 +374,6 @@ class Transcript(Sequence[Message]):
         values[known:length] = fresh
         return fresh[-1]
 
-    def text_of_last(self, role: str) -> str:
-        """Return the text of the last message of *role*, or ``""`` when there is none."""
-        for index in range(self._length - 1, -1, -1):
-            message = self._buffer.items[index]
-            if message.role == role:
-                return message.text
-        return ""
-
 
 def _memoize(message: Message, key: object, fn: Callable[[Message], T]) -> T:
     memo = message._memo  # noqa: SLF001 - the slot that messages keep for this

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepengine.data.events import Event
     from stepengine.server.watching import Had
 
-__all__ = ("PING_SECONDS", "event_json", "sse", "sse_line")
+__all__ = ("PING_SECONDS", "sse", "sse_line")
 
 RETRY = "retry: 2000\n\n"
 PING = ": ping\n\n"
@@ -25,18 +25,6 @@ AT_ONCE = 64
 """Events that go out together at most."""
 INNER = frozenset({"request", "_clean"})
 """What only a debugger has a use for: what the model was sent; and so has the whole final state, with every message of the run."""
-
-
-def event_json(event: Event, *, full: bool = False) -> dict[str, Any]:
-    """
-    Return an event as a JSON object without secrets that the process knows.
-
-    Args:
-        event: The event.
-        full: Whether what the model was sent and the final state are there, too.
-    """
-    cleaned: dict[str, Any] = KNOWN.seen(_event_as_json(event, full=full))
-    return cleaned
 
 
 def _event_as_json(event: Event, *, full: bool) -> dict[str, Any]:
@@ -56,7 +44,7 @@ def sse_line(event: Event, *, full: bool = False, id: str | None = None) -> str:
 
     Args:
         event: The event.
-        full: See ``event_json``.
+        full: Whether what the model was sent and the final state are there, too.
         id: What the client brings back as ``Last-Event-ID``; the event's own id by default.
     """
     # `EventsDropped` has no id: it must not move the place from which the browser asks next time.
@@ -89,7 +77,7 @@ async def sse(
         events: What is shown; it is closed when the reader goes.
         first: One that was taken out of it already.
         had: What the reader has; what it is given is noted in it. ``None`` where an event's own id says that.
-        full: See ``event_json``.
+        full: See ``sse_line``.
         stopping: When the server is to end: the reader comes back to the next one.
         ping: Seconds.
     """

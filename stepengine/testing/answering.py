@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 import attrs
 from attrs import frozen
 
-from stepengine.data.json import freeze
+from stepengine.data.json import ABSENT, freeze
 from stepengine.data.messages import AssistantMessage, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.questions import Question, answered
@@ -41,17 +41,10 @@ from stepengine.errors import DataError, PerformError, StepEngineError
 from stepengine.machine.author import handler_error
 from stepengine.runtime.mail import misfit_of
 
-__all__ = ("NOTHING", "HandlerPlace", "answer_to", "passed")
+__all__ = ("HandlerPlace", "answer_to", "passed")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 
-class _Nothing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-NOTHING: Final = _Nothing()
-"""No answer was given, which is not the JSON value ``None``."""
 MISFIT = " is no answer to "
 
 
@@ -148,7 +141,7 @@ def _as_performed(asked: Perform[Any], error: Exception) -> PerformError:
 
 def _member(asked: Any, answer: Any, place: HandlerPlace) -> Any:
     """Return the value that *answer* stands for, as it is alone and among others."""
-    if answer is NOTHING and type(asked) not in MAY_BE_EMPTY:
+    if answer is ABSENT and type(asked) not in MAY_BE_EMPTY:
         raise _misfit(asked, answer, FORMS.get(type(asked), "a value"))
     return VALUES[type(asked)](asked, answer, place)
 
@@ -167,7 +160,7 @@ def _performed(_: object, answer: Any, __: HandlerPlace) -> Any:
 
 def _woke(asked: Sleep, answer: object, place: HandlerPlace) -> datetime:
     """Return when a sleeper woke: when it was to, or when the test says."""
-    if answer is NOTHING:
+    if answer is ABSENT:
         due = place.now + timedelta(seconds=asked.seconds or 0)
         return max(place.now, asked.until.astimezone(UTC)) if asked.until is not None else due
     if isinstance(answer, datetime) and answer.utcoffset() is not None and answer >= place.now:
@@ -189,7 +182,7 @@ def _received(asked: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
 
 def _answer_start(asked: Start[Any], answer: Any, place: HandlerPlace) -> Any:
     """Return references to the children, made up where the test gives none."""
-    if answer is NOTHING:
+    if answer is ABSENT:
         numbers = range(place.children, place.children + len(asked.calls))
         made = [
             ChildRef(f"{place.state.run_id}-{n}", call.agent_id, str(n))
@@ -221,7 +214,7 @@ def _answer_wait(asked: Wait[Any], answer: object, _: HandlerPlace) -> Waited[An
 
 def _by_ref(asked: Wait[Any], answer: Any) -> Mapping[ChildRef[Any], Any]:
     """Return what came of which child, in the order in which they ended; those that are missing are still at work."""
-    if answer is NOTHING:
+    if answer is ABSENT:
         return {}
     if isinstance(answer, Mapping) and answer and all(isinstance(ref, ChildRef) for ref in answer):
         if not {*answer} <= {*asked.refs}:
@@ -243,12 +236,12 @@ def _end_of_child(ref: ChildRef[Any], answer: object, asked: object) -> ChildRes
 
 
 def _answer_send(asked: Send, answer: object, _: HandlerPlace) -> bool:
-    return True if answer is NOTHING else bool(_of(bool, asked, answer))
+    return True if answer is ABSENT else bool(_of(bool, asked, answer))
 
 
 def _cancelled(asked: Cancel, answer: object, _: HandlerPlace) -> ChildResult[Any]:
     ref = asked.ref
-    if answer is NOTHING:
+    if answer is ABSENT:
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.CANCELLED)
     return _end_of_child(ref, answer, asked)
 
@@ -284,7 +277,7 @@ def _child(asked: object, agent_id: str, answer: object) -> ChildResult[Any]:
 
 def _stepped(asked: object, answer: object, place: HandlerPlace) -> StepResult:
     state = place.state
-    if answer is NOTHING:
+    if answer is ABSENT:
         return StepResult(state, steps_complete=asked is Sentinel.STEP_ALL)
     if isinstance(answer, AgentState):
         return StepResult(answer, steps_complete=asked is Sentinel.STEP_ALL)
@@ -302,7 +295,7 @@ def _reply(asked: object, answer: object) -> ModelReply:
 
 
 def _items(asked: object, answer: object, *, empty: bool = False) -> Sequence[Any]:
-    if answer is NOTHING and empty:
+    if answer is ABSENT and empty:
         return ()
     if isinstance(answer, list | tuple):
         return answer

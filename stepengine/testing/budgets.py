@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -48,16 +48,6 @@ def _price(_: str, usage: Usage, at: datetime) -> Decimal:  # noqa: ARG001 - cal
 PRICES = Prices(_price, lambda: datetime.fromtimestamp(0, UTC))
 
 
-class _Nothing:
-    """An awaitable that is done; a coroutine that nobody awaits would complain."""
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        yield from ()
-
-
-_NOTHING = _Nothing()
-
-
 class _Acting:
     """A performer that is a function."""
 
@@ -66,7 +56,7 @@ class _Acting:
 
     def begin(self, _: Sequence[Item]) -> Awaitable[None]:
         """Do nothing."""
-        return _NOTHING
+        return NOTHING
 
     async def perform(self, item: Item, _: IO) -> Single:
         """Do it at once."""

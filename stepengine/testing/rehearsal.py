@@ -12,10 +12,10 @@ from typing import Any
 
 from attrs import frozen
 
+from stepengine.data.json import ABSENT
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELDABLES, Perform
 from stepengine.errors import DataError, PerformError
-from stepengine.testing.answering import NOTHING
 from stepengine.testing.walk import Handler, Walk, is_same_yield
 
 __all__ = ("run_with",)
@@ -29,7 +29,7 @@ class _ScriptLine:
     """One line of a script: what shall be yielded, and what is sent for it."""
 
     expected: Any
-    reply: Any = NOTHING
+    reply: Any = ABSENT
 
     def fits(self, asked: object) -> bool:
         """Return whether *asked* is what is expected: an equal value, an instance of a class, or what a function accepts."""

@@ -17,7 +17,7 @@ from attrs import frozen
 from stepengine.data.definition import AgentDefinition, check_handler
 from stepengine.data.effects import Compute
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import JsonDict, freeze, freeze_object
+from stepengine.data.json import ABSENT, JsonDict, freeze, freeze_object
 from stepengine.data.outcomes import Failure
 from stepengine.data.programs import RunsProgram
 from stepengine.data.state import AgentState
@@ -36,7 +36,7 @@ from stepengine.errors import (
 from stepengine.machine.author import describe_yield, site
 from stepengine.machine.protocol import By, names_of_yieldables, rows_for
 from stepengine.runtime.performer import computed
-from stepengine.testing.answering import NOTHING, HandlerPlace, answer_to, passed
+from stepengine.testing.answering import HandlerPlace, answer_to, passed
 from stepengine.tools.context import Belongings
 from stepengine.tools.definition import Tool
 
@@ -192,7 +192,7 @@ class Walk:
         """``file:line`` of the author's yield that waits; ``""`` after the end."""
         return "" if self.finished else site(self._steps, self._program)
 
-    def send(self, answer: Any = NOTHING) -> Walk:
+    def send(self, answer: Any = ABSENT) -> Walk:
         """
         Answer the yield that waits, run to the next one, and return this walk.
 

@@ -46,7 +46,6 @@ __all__ = (
     "ToolOptions",
     "ToolPreview",
     "check_name",
-    "decode_result",
 )
 
 P = ParamSpec("P", default=...)
@@ -415,14 +414,3 @@ def in_sandbox(
     runs = attrs.evolve(cast("Yielding", binding.runs), sandbox=sandbox, offers=tuple(offers), at_provider=at_provider)
     made._binding = attrs.evolve(binding, runs=runs)  # noqa: SLF001 - a copy of ours
     return made
-
-
-def decode_result(tool: Tool[..., R], result: ToolResult) -> R:
-    """
-    Return a tool's result as the type that its function is annotated to return.
-
-    Raises:
-        ToolError: when the result is an error.
-        DataError: when it does not fit the annotation.
-    """
-    return tool.decode(result)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from stepengine.data.alike import list_names
 from stepengine.data.json import freeze_object
@@ -14,9 +13,6 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import NO_OVERRIDES, Tool
 from stepengine.tools.depends import Overrides
 from stepengine.tools.makers import line_for
-
-if TYPE_CHECKING:
-    from stepengine.data.definition import AgentDefinition
 
 __all__ = ("ToolRegistry",)
 
@@ -64,15 +60,6 @@ class ToolRegistry:
     def list(self) -> tuple[ToolLike, ...]:
         """Return all tools in the order of their registration."""
         return tuple(self._tools.values())
-
-    def for_agent(self, agent: AgentDefinition) -> tuple[ToolLike, ...]:
-        """
-        Return the tools of an agent in its order; names are looked up here. Those of a source are not known outside of a run.
-
-        Raises:
-            ToolNotAvailable: when the agent names a tool that is not registered.
-        """
-        return tuple([self._find(t) if isinstance(t, str) else t for t in agent.tools if isinstance(t, str | ToolLike)])
 
     def specs(self, names: Iterable[str] | None = None) -> Mapping[str, ToolSpec]:
         """Return name to specification, of all tools or of those named."""

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from stepengine.data.json import MAX_DECODINGS, JsonDict, freeze_object
 from stepengine.errors import DataError
@@ -22,6 +22,8 @@ __all__ = ("Aliases", "repairer")
 Aliases = Mapping[str, Sequence[str]]
 """Dotted path of a parameter, such as ``"replacements.old_string"``, to other names that are accepted for it."""
 
+Expected: TypeAlias = "tuple[Sequence[Mapping[str, Any]], frozenset[str]]"
+"""What a schema expects: the forms that a value may have, and their types of JSON."""
 DROPPED = "cb_easp"
 READ = frozenset({"array", "object", "integer", "number", "boolean"})
 """The types of JSON Schema whose values are also read from JSON text."""
@@ -54,25 +56,18 @@ def repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDi
     return repair
 
 
-class _Expected(NamedTuple):
-    """What a schema expects: the forms that a value may have, and their types of JSON."""
-
-    forms: list[Mapping[str, Any]]
-    kinds: frozenset[str]
-
-
 class _Mender:
     def __init__(self, root: Mapping[str, Any], aliases: Aliases) -> None:
         self._root = root
         self._aliases = aliases
         self._names: dict[tuple[str, frozenset[str]], dict[str, str]] = {}
-        self._known: dict[int, _Expected] = {}
-        """What is expected by the identity of a schema, which is a part of *root*."""
+        self._known: dict[int, Expected] = {}
+        """By the identity of a schema, which is a part of *root*."""
 
     def plain_names(self) -> frozenset[str]:
         """Return the parameters at the top whose values are never corrected."""
         properties: Mapping[str, object] = self._root.get("properties", {})
-        return frozenset([name for name, schema in properties.items() if not READ & self._expected(schema).kinds])
+        return frozenset([name for name, schema in properties.items() if not READ & self._expected(schema)[1]])
 
     def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """Return the object with its names and members mended; the same object when nothing was wrong."""
@@ -128,11 +123,11 @@ class _Mender:
             return self.members(value, form, path)
         return value
 
-    def _expected(self, schema: object) -> _Expected:
+    def _expected(self, schema: object) -> Expected:
         known = self._known.get(id(schema))
         if known is None:
             forms = self._looked_up(schema, set())
-            known = self._known[id(schema)] = _Expected(forms, frozenset([k for form in forms for k in _kinds(form)]))
+            known = self._known[id(schema)] = forms, frozenset([kind for form in forms for kind in _kinds(form)])
         return known
 
     def _looked_up(self, schema: object, followed: set[str]) -> list[Mapping[str, Any]]:

@@ -31,7 +31,7 @@ def load(home, *, user="", project="", name="stepengine.toml", config=None, **en
     return Settings.load(home / "repo", environ, config=home / "given.toml" if config is not None else None)
 
 
-PLACES = ("user", "project", "config", "environment", "argument")
+PLACES = ("user", "project", "config", "environment")
 
 
 @pytest.mark.spec("requirements:P10", "requirements:X62", "interfaces:IF103", "requirements:X32")
@@ -40,19 +40,17 @@ def test_the_nearest_place_wins_leaf_by_leaf_and_says_where_it_is(tmp_path_facto
     home = tmp_path_factory.mktemp("any")
     (home / "home/stepengine").mkdir(parents=True)
     (home / "repo/.git").mkdir(parents=True)
-    levels = dict(zip(PLACES, ("debug", "info", "warning", "error", "off"), strict=True))
+    levels = dict(zip(PLACES, ("debug", "info", "error", "off"), strict=True))
     files = {p: f'[display]\nlog = "{levels[p]}"\n' if p in places else "" for p in ("user", "project", "config")}
     files["user"] += '[aliases]\nmine = "a/b"\n'
     environ = {"STEPENGINE_DISPLAY__LOG": levels["environment"]} if "environment" in places else {}
-    settings = load(home, **files, **environ).with_arguments(
-        display__log=levels["argument"] if "argument" in places else None
-    )
+    settings = load(home, **files, **environ)
     winner = next((p for p in reversed(PLACES) if p in places), None)
 
     assert (levels[winner] if winner else "warning") == settings.get("display.log")
     shown = {
         None: "default", "user": f"{home}/home/stepengine/config.toml:2", "project": f"{home}/repo/stepengine.toml:2",
-        "config": f"{home}/given.toml:2", "environment": "STEPENGINE_DISPLAY__LOG", "argument": "argument",
+        "config": f"{home}/given.toml:2", "environment": "STEPENGINE_DISPLAY__LOG",
     }  # fmt: skip
     assert shown[winner] == str(settings.origin("display.log"))
     assert {"mine": "a/b"} == settings.table("aliases")

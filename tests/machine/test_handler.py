@@ -416,7 +416,9 @@ def test_a_state_keeps_everything_that_its_run_started_with():
     )
     own = {"child_run_ids", "tool_definitions", "output", "steps_remaining", "usage", "cost", "credits_used", "pending"}
     names = [field.name for field in attrs.fields(AgentState)]
-    assert own == {name for name in names if getattr(start, name) == getattr(AgentState(), name)}, "give it to the start"
+    assert own == {name for name in names if getattr(start, name) == getattr(AgentState(), name)}, (
+        "give it to the start"
+    )
 
     def handler(ctx):
         return (yield y.ToolCall("add_message", {"role": "user", "content": "more"})).agent_state

@@ -27,7 +27,7 @@ from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow
 from stepengine.journal.watching import Projection, Watch
 from stepengine.redaction import GIVEN
 from stepengine.server import runs, watching
-from stepengine.server.showing import event_json, sse
+from stepengine.server.showing import sse, sse_line
 from stepengine.server.watching import Following, Had, JournalSoFar, Shared, is_told, key_of, live_events
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
@@ -409,10 +409,14 @@ def test_of_a_run_that_another_server_has_nothing_is_read_until_that_one_has_gon
 
 def test_who_watches_without_the_scope_debug_is_shown_what_tools_gave_and_no_final_state() -> None:
     tool_result = ToolFinished(tool_name="t", result=ToolResult.text("given"), run_id="r", epoch="00000000", index=1)
-    shown = event_json(tool_result)
+    finished = RunFinished(result=RunResult(status=RunStatus.COMPLETED, state=AgentState()))
 
-    assert "given" in json.dumps(shown["result"])
-    assert "result" not in event_json(RunFinished(result=RunResult(status=RunStatus.COMPLETED, state=AgentState())))
+    def shown(event: Event, *, full: bool) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(sse_line(event, full=full).partition("data: ")[2])
+        return told
+
+    assert "given" in json.dumps(shown(tool_result, full=False)["result"])
+    assert ("result" in shown(finished, full=True), "result" in shown(finished, full=False)) == (True, False)
 
 
 async def test_events_that_are_there_go_out_together() -> None:

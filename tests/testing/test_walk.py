@@ -163,7 +163,7 @@ def test_a_step_takes_what_the_model_says_or_a_state():
     )
 
     assert ("done", True, 1) == (
-        first.agent_state.message_history.text_of_last("assistant"),
+        first.text,
         first.steps_complete,
         first.agent_state.step_index,
     )

@@ -22,7 +22,6 @@ from stepengine.data.hooks import Change
 from stepengine.data.messages import ImagePart, JsonPart, SideEffect, TextPart, ToolResult, UserMessage
 from stepengine.errors import DataError, DefinitionError, ToolError
 from stepengine.tools.conversion import as_result
-from stepengine.tools.definition import decode_result
 
 IMAGE = ImagePart(data=b"\x89PNG\r\n\x1a\n")
 
@@ -200,7 +199,7 @@ async def test_a_typed_value_survives_the_way_through_json(value: Any, annotatio
     result = await made.execute({}, ToolContext.for_test())
 
     again = ToolResult(result.content)
-    assert value == decode_result(made, again)
+    assert value == made.decode(again)
 
 
 def test_a_result_that_does_not_fit_is_not_handed_out() -> None:

@@ -226,10 +226,6 @@ class _Refused(Exception):
     """A command cannot be done; its message says why."""
 
 
-class _BreakpointLeft(Exception):
-    """A breakpoint of the handler was left, and the walk goes on."""
-
-
 class DebugSession:
     """
     The command loop over one run.

@@ -54,23 +54,17 @@ STORED = ("model_reply", "tool_result")
 
 @frozen
 class Branch:
-    """Where a run is forked and what is changed there, as it was typed."""
+    """Where a run is forked, what is changed there, and what answers calls besides the record, as it was typed."""
 
     at: str
     edit: str | None = None
     into: str = ""
     allow_repeat: bool = False
     restore_files: bool = False
-
-
-@frozen
-class _RecordRules:
-    """What answers calls of a fork besides the record, as it was typed."""
-
-    tools: str
-    simulate: str
-    fresh: bool
-    budget: str
+    tools: str = ""
+    simulate: str = ""
+    fresh: bool = False
+    budget: str = ""
 
 
 @with_options
@@ -161,10 +155,9 @@ def fork(
             app=app,
             pool=pool,
         )
-    branch = Branch(at, edit, into, allow_repeat, restore_files)
+    branch = Branch(at, edit, into, allow_repeat, restore_files, tools, simulate, fresh, budget)
     options = attrs.evolve(options, journal=file, last=last)
-    rules = _RecordRules(tools, simulate, fresh, budget)
-    prepare = partial(_from_record, branch, rules) if tools else partial(_live, branch, answer or ())
+    prepare = partial(_from_record, branch) if tools else partial(_live, branch, answer or ())
     return on_journal(options, lambda options: _fork(options, branch, prepare))
 
 
@@ -203,27 +196,27 @@ def _live(branch: Branch, answers: Iterable[str], options: Options, journal: Jou
     return lambda bench, asked: follow_run(bench, lambda: bench.engine.start_fork(journal, **live, **asked))
 
 
-def _from_record(branch: Branch, rules: _RecordRules, options: Options, journal: Journal, history: History) -> Perform:
+def _from_record(branch: Branch, options: Options, journal: Journal, history: History) -> Perform:
     """Return the function that runs a fork whose tools the record answers."""
     from stepengine.evaluation.checks import function_at
     from stepengine.journal.provenance import has_known_permissions
     from stepengine.journal.recorded_forks import ForkTools, place_after
 
-    choice_of("--tools", rules.tools, get_args(ForkTools))
+    choice_of("--tools", branch.tools, get_args(ForkTools))
     with as_usage():
         place_after(journal, branch.at or None)
     asks = any(
         each.type == "ask" and history.form(each)["purpose"] == "permission" for each in history.intents.values()
     )
-    if rules.tools != "recorded" and asks and not has_known_permissions(journal):
+    if branch.tools != "recorded" and asks and not has_known_permissions(journal):
         msg = (
             f"{name_of(journal)} is not as your own commands left it, and its permissions would let calls run that nobody here "
             "allowed; --tools recorded performs none"
         )
         raise UsageProblem(msg)
-    given: dict[str, Any] = {"tools": rules.tools, "at": branch.at or None, "reuse": not rules.fresh}
-    given["budget"] = purse_of(rules.budget)
-    given["simulate"] = function_at(rules.simulate) if rules.simulate else None
+    given: dict[str, Any] = {"tools": branch.tools, "at": branch.at or None, "reuse": not branch.fresh}
+    given["budget"] = purse_of(branch.budget)
+    given["simulate"] = function_at(branch.simulate) if branch.simulate else None
 
     async def forked(engine: Engine, asked: dict[str, Any]) -> RunResult:
         report: ForkReport = await engine.fork(journal, **given, **asked)

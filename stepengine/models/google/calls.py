@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from stepengine.data.json import ABSENT
 from stepengine.models._json import object_at, objects_at, read_json, text_at, utf8
 
 __all__ = ("IN_PIECES", "NewestCall", "joined_call")
@@ -66,7 +67,7 @@ class NewestCall:
         self._call.update({name: value for name, value in rest.items() if value is not None})
         self._root.update(object_at(call, "args"))
         for piece in objects_at(call, "partialArgs"):
-            if (value := _value_in(piece)) is not NOTHING:
+            if (value := _value_in(piece)) is not ABSENT:
                 _put(self._root, _keys_of(text_at(piece, "jsonPath")), value)
         self.is_open = call.get("willContinue") is True
 
@@ -88,13 +89,6 @@ class _OpenText:
     pieces: list[str]
 
 
-class _Nothing:
-    """What a piece is that only says that a text has ended."""
-
-
-NOTHING = _Nothing()
-
-
 def _value_in(piece: Mapping[str, object]) -> object:
     for name in VALUES:
         value = piece.get(name)
@@ -106,7 +100,7 @@ def _value_in(piece: Mapping[str, object]) -> object:
     if unknown:
         msg = f"a piece of arguments holds {unknown[0]!r}, which is unknown here"
         raise ValueError(msg)
-    return NOTHING
+    return ABSENT
 
 
 def _keys_of(path: str) -> list[Key]:
@@ -133,7 +127,7 @@ def _put(root: Json, keys: list[Key], value: object) -> None:
     here: object = root
     for key, below in pairwise(keys):
         inside = _at(here, key)
-        here = _set(here, key, [] if type(below) is int else {}) if inside is NOTHING else inside
+        here = _set(here, key, [] if type(below) is int else {}) if inside is ABSENT else inside
     before = _at(here, keys[-1])
     if isinstance(before, _OpenText) and isinstance(value, _OpenText):
         before.pieces += value.pieces
@@ -142,11 +136,11 @@ def _put(root: Json, keys: list[Key], value: object) -> None:
 
 
 def _at(container: object, key: Key) -> Any:
-    """Return what stands at *key*, ``NOTHING`` where something can be put; raises ``ValueError`` where nothing can."""
+    """Return what stands at *key*, ``ABSENT`` where something can be put; raises ``ValueError`` where nothing can."""
     if isinstance(container, dict) and isinstance(key, str):
-        return container.get(key, NOTHING)
+        return container.get(key, ABSENT)
     if isinstance(container, list) and type(key) is int and key <= len(container):
-        return container[key] if key < len(container) else NOTHING
+        return container[key] if key < len(container) else ABSENT
     msg = f"a piece of arguments is to stand at {key!r}, where nothing can"
     raise ValueError(msg)
 
