@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from stepengine.durable.database import DatabaseAway, blocking_connection, make_tables
-from stepengine.engine.schedule_book import KEPT_TIMES, ClaimedTime, KnownSchedule
+from stepengine.engine.schedule_book import KEPT_TIMES, ClaimedTime, KnownSchedule, claimed_time, stored_time, time_of
 from stepengine.errors import JournalError
 
 __all__ = ("DatabaseBook", "made_book")
@@ -90,17 +90,19 @@ class DatabaseBook:
         """Return until when the times of each schedule were decided about; see ``ScheduleBook.passed``."""
         with self._connect() as own:
             known = {
-                id_: own.execute(PASSED, {"app": self._app, "id": id_, "line": line, "now": _number(now)}).fetchone()
+                id_: own.execute(
+                    PASSED, {"app": self._app, "id": id_, "line": line, "now": stored_time(now)}
+                ).fetchone()
                 for id_, line in sorted(lines.items())
             }
-        return {id_: _moment(row[0]) for id_, row in known.items()}
+        return {id_: time_of(row[0]) for id_, row in known.items()}
 
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
         """Take a time over; return whether nobody had it before. The times before it are decided about with it."""
         given = {"app": self._app, "id": schedule}
         with self._connect() as own:
             own.execute(HELD, (self._app, schedule))
-            claimed = own.execute(CLAIM, {**given, "at": _number(at), "run": run, "missed": len(missed)}).rowcount
+            claimed = own.execute(CLAIM, {**given, "at": stored_time(at), "run": run, "missed": len(missed)}).rowcount
             _pass(own, given, at, missed if claimed else ())
             own.execute(FORGET, {**given, "kept": KEPT_TIMES})
         return bool(claimed)
@@ -113,20 +115,20 @@ class DatabaseBook:
     def claimed(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but not reported as submitted."""
         with self._connect() as own:
-            return tuple([_ran(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
+            return tuple([claimed_time(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Say what became of a time."""
         with self._connect() as own:
-            own.execute(MARK, (status, error.replace("\0", ""), self._app, schedule, _number(at)))
+            own.execute(MARK, (status, error.replace("\0", ""), self._app, schedule, stored_time(at)))
 
     def told(self) -> dict[str, KnownSchedule]:
         """Return what is known of every schedule, also of those that are no more."""
         with self._connect() as own:
-            lasts = {row[0]: _ran(row) for row in own.execute(LAST, (self._app,)).fetchall()}
+            lasts = {row[0]: claimed_time(row) for row in own.execute(LAST, (self._app,)).fetchall()}
             known = own.execute(KNOWN, (self._app,)).fetchall()
         return {
-            id_: KnownSchedule(_moment(passed), missed, None if newest is None else _moment(newest), lasts.get(id_))
+            id_: KnownSchedule(time_of(passed), missed, None if newest is None else time_of(newest), lasts.get(id_))
             for id_, passed, missed, newest in known
         }
 
@@ -142,19 +144,6 @@ class DatabaseBook:
 
 
 def _pass(own: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
-    newest = _number(missed[-1]) if missed else None
-    moved = own.execute(MOVE, {**given, "until": _number(until), "missed": len(missed), "newest": newest})
+    newest = stored_time(missed[-1]) if missed else None
+    moved = own.execute(MOVE, {**given, "until": stored_time(until), "missed": len(missed), "newest": newest})
     return bool(moved.rowcount)
-
-
-def _ran(row: tuple[str, int, str, int, str, str]) -> ClaimedTime:
-    schedule, at, run, missed, status, error = row
-    return ClaimedTime(schedule, _moment(at), run, missed, status, error)
-
-
-def _number(moment: datetime) -> int:
-    return int(moment.timestamp())
-
-
-def _moment(number: int) -> datetime:
-    return datetime.fromtimestamp(number, UTC)

@@ -588,6 +588,22 @@ class Steps:
         # What an inline child or the body of a tool left stands in no journal: it is driven over its own part of the seed.
         return None if _leaves_more(item, form) else _OutcomePlace(name, seeded=form, is_settled=True)
 
+    def _form_of(self, item: Item, outcome: Single, attempts: Sequence[object] = ()) -> dict[str, Any]:
+        """
+        Return an outcome as it is recorded.
+
+        Raises:
+            _Unrecorded: for a stop, but that of a spent limit.
+        """
+        # A spent limit is an outcome like any other and recorded, so that the same run ends the same way; every
+        # other stop is of this execution alone.
+        if isinstance(outcome, Stop) and outcome.kind != "limit":
+            raise _Unrecorded(outcome)
+        run = self._run
+        stamped = attrs.evolve(outcome, at=run.stamped(outcome.at))
+        form = outcome_form(item.effect.seq, stamped, run.redactor, attempts=attempts)
+        return form | run.heard.taken_by(outcome) | run.placed(item)
+
     async def _asking(self, item: Item, name: str, where: str) -> _OutcomePlace:
         """Record the questions, and wait from now on for those that nobody has answered in advance."""
         run = self._run
@@ -597,8 +613,7 @@ class Steps:
             outcome = await self._inner.perform(item, cast("IO", run.tree))
             run.is_live = True
             if not isinstance(outcome, Stop):
-                form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
-                return form | run.heard.taken_by(outcome) | run.placed(item)
+                return self._form_of(item, outcome)
             if outcome.kind != "suspended":
                 raise _Unrecorded(outcome)
             open_ = [bare(question) for question in shown_questions(item)]
@@ -676,13 +691,7 @@ class Steps:
                     item, Attempts((io, attempts, io.emit)) if isinstance(item.effect, CallModel) else io
                 )
             outcome = uncertain(outcome) if again else outcome
-            # A spent limit is an outcome like any other and recorded, so that the same run ends the same way; every
-            # other stop is of this execution alone.
-            if isinstance(outcome, Stop) and outcome.kind != "limit":
-                raise _Unrecorded(outcome)
-            stamped = attrs.evolve(outcome, at=run.stamped(outcome.at))
-            form = outcome_form(seq, stamped, run.redactor, attempts=attempts)
-            return form | run.heard.taken_by(outcome) | run.placed(item)
+            return self._form_of(item, outcome, attempts)
 
         with run.acting():
             return (await self._record_outcome(item, place, act))[0]
@@ -890,11 +899,9 @@ class Steps:
             if place.race is not None and await place.race.is_lost(item):
                 return outcome_form(effect.seq, given_up(item, run.at()), run.redactor) | run.placed(item)
             outcome = await self._inner.perform(item._replace(has_begun=True), io)
-            if isinstance(outcome, Stop) and outcome.kind != "limit":
-                raise _Unrecorded(outcome)
+            form = self._form_of(item, outcome)
             found.append(outcome)
-            form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
-            return form | run.heard.taken_by(outcome) | run.placed(item)
+            return form
 
         # Counted as waiting and not as acting: a worker that leaves does not wait for what may take a year.
         run.asking += 1
@@ -951,10 +958,7 @@ class Steps:
             run.is_live = True
             outcome = await self._inner.perform(item, io)
             performed.append(outcome)
-            if isinstance(outcome, Stop) and outcome.kind != "limit":
-                raise _Unrecorded(outcome)
-            form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
-            return form | run.heard.taken_by(outcome) | run.placed(item)
+            return self._form_of(item, outcome)
 
         with run.acting():
             # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent

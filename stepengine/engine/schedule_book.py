@@ -113,7 +113,7 @@ class ScheduleBook:
         """
         if not lines:
             return {}
-        moment, found = _number(now), dict[str, int]()
+        moment, found = stored_time(now), dict[str, int]()
         with self._writing() as database:
             for id_, line in lines.items():
                 row = database.execute("SELECT line, passed FROM schedules WHERE id = ?", (id_,)).fetchone()
@@ -126,7 +126,7 @@ class ScheduleBook:
                     "ON CONFLICT (id) DO UPDATE SET line = excluded.line, passed = excluded.passed",
                     (id_, line, moment),
                 )
-        return {id_: _moment(number) for id_, number in found.items()}
+        return {id_: time_of(number) for id_, number in found.items()}
 
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
         """Take a time over; return whether nobody had it before. The times before it are decided about with it."""
@@ -135,7 +135,7 @@ class ScheduleBook:
                 # Whoever is slow comes with a time that another has reported as missed meanwhile.
                 "INSERT INTO schedule_times (schedule, at, run, missed, status) SELECT ?, ?, ?, ?, ? "
                 "WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE id = ? AND passed >= ?) ON CONFLICT DO NOTHING",
-                (schedule, _number(at), run, len(missed), CLAIMED, schedule, _number(at)),
+                (schedule, stored_time(at), run, len(missed), CLAIMED, schedule, stored_time(at)),
             )
             _pass(database, schedule, at, missed if begun.rowcount else ())
             database.execute(
@@ -154,14 +154,14 @@ class ScheduleBook:
         """Return the times that were claimed but have no reported journal."""
         with self._reading() as database:
             rows = database.execute(f"SELECT {ROW} FROM schedule_times WHERE status = 'claimed' ORDER BY at")  # noqa: S608 - constants
-            return tuple([_ran(row) for row in rows])
+            return tuple([claimed_time(row) for row in rows])
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Say what became of a time."""
         with self._writing() as database:
             database.execute(
                 "UPDATE schedule_times SET status = ?, error = ? WHERE schedule = ? AND at = ?",
-                (status, error, schedule, _number(at)),
+                (status, error, schedule, stored_time(at)),
             )
 
     def told(self) -> dict[str, KnownSchedule]:
@@ -174,10 +174,10 @@ class ScheduleBook:
             lasts = {row[0]: database.execute(newest, (row[0],)).fetchone() for row in known}
         return {
             id_: KnownSchedule(
-                _moment(passed),
+                time_of(passed),
                 missed,
-                None if latest is None else _moment(latest),
-                None if lasts[id_] is None else _ran(lasts[id_]),
+                None if latest is None else time_of(latest),
+                None if lasts[id_] is None else claimed_time(lasts[id_]),
             )
             for id_, passed, missed, latest in known
         }
@@ -223,23 +223,25 @@ ROW = "schedule, at, run, missed, status, error"
 
 
 def _pass(database: sqlite3.Connection, schedule: str, until: datetime, missed: tuple[datetime, ...]) -> bool:
-    newest = _number(missed[-1]) if missed else None
+    newest = stored_time(missed[-1]) if missed else None
     moved = database.execute(
         "UPDATE schedules SET passed = ?, missed = missed + ?, newest_missed = coalesce(?, newest_missed) WHERE id = ? AND passed < ?",
-        (_number(until), len(missed), newest, schedule, _number(until)),
+        (stored_time(until), len(missed), newest, schedule, stored_time(until)),
     )
     return bool(moved.rowcount)
 
 
-def _ran(row: tuple[str, int, str, int, str, str]) -> ClaimedTime:
+def claimed_time(row: tuple[str, int, str, int, str, str]) -> ClaimedTime:
+    """Return what a row says of a time that was claimed."""
     schedule, at, run, missed, status, error = row
-    return ClaimedTime(schedule, _moment(at), run, missed, status, error)
+    return ClaimedTime(schedule, time_of(at), run, missed, status, error)
 
 
-def _number(moment: datetime) -> int:
+def stored_time(moment: datetime) -> int:
     """Return a moment as it is stored: whole seconds, as no time of a schedule has a fraction of one."""
     return int(moment.timestamp())
 
 
-def _moment(number: int) -> datetime:
+def time_of(number: int) -> datetime:
+    """Return the moment that was stored as *number*."""
     return datetime.fromtimestamp(number, UTC)

@@ -284,6 +284,16 @@ def _unlisted(agents: Iterable[AgentDefinition], history: History | None) -> dic
     return dict.fromkeys([name for name in names if name not in own])
 
 
+def _places(calm: World, kinds: Sequence[str]) -> list[Fault]:
+    """Return one thing that may go wrong for each effect of a run and each kind that fits it."""
+    return [
+        Fault(seq, kind, path)
+        for (path, seq), (effect, _) in calm.records.items()
+        for kind in kinds
+        if type(effect) in KINDS[kind]
+    ]
+
+
 def _on_record(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iterator[tuple[int, Given]]:
     """Give the worlds of a recorded run: none goes wrong, then one thing at each effect; of many such places some."""
     exact = [fault for fault in given if isinstance(fault, Fault)]
@@ -293,12 +303,7 @@ def _on_record(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iter
         return
     calm = World(setting, 0, Given(()))
     calm.run()
-    places = [
-        Fault(seq, kind, path)
-        for (path, seq), (effect, _) in calm.records.items()
-        for kind in kinds
-        if type(effect) in KINDS[kind]
-    ]
+    places = _places(calm, kinds)
     if len(calm.records) > MAX_RECORDED and len(places) > MAX_PLACES:
         places = Random(0).sample(places, MAX_PLACES)  # noqa: S311
     for fault in places:
@@ -361,12 +366,7 @@ def _every(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iterator
         )
         raise DataError(msg)
     kinds = [known(kind) for kind in given if isinstance(kind, str)]
-    single = [
-        Fault(seq, kind, path)
-        for (path, seq), (effect, _) in calm.records.items()
-        for kind in kinds
-        if type(effect) in KINDS[kind]
-    ]
+    single = _places(calm, kinds)
     for fault in single:
         yield 0, Given([*exact, fault])
     for two in itertools.combinations([fault for fault in single if fault.kind in CRASHES], 2):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stepengine.workspace.containers import Container
     from stepengine.workspace.far import Elsewhere
 
-__all__ = ("WORKSPACE", "Workspace")
+__all__ = ("WORKSPACE", "Workspace", "resource_limits")
 
 START_SECONDS = 60.0
 """A log-in over a slow network takes seconds; a host that does not answer must not hold a run."""
@@ -508,7 +508,7 @@ class Workspace:
         from stepengine.workspace.far import Elsewhere, RemotePlace
 
         place = RemotePlace(
-            name=name, argv=argv, env=_seen(env), limits=_limits(limits or {}), start=start, once=once, shown=shown or {},
+            name=name, argv=argv, env=_seen(env), limits=resource_limits(limits or {}), start=start, once=once, shown=shown or {},
             kept=kept, again=again,
         )  # fmt: skip
         return cls(Path(root), system=Elsewhere(place))
@@ -598,8 +598,13 @@ def _mount(here: str | os.PathLike[str], there: str) -> str:
     return f"type=bind,source={real},target={_absolute(there)}"
 
 
-def _limits(given: Mapping[str, int]) -> dict[str, int]:
-    """Return limits by the names of ``resource``."""
+def resource_limits(given: Mapping[str, int]) -> dict[str, int]:
+    """
+    Return limits by the names of ``resource``.
+
+    Raises:
+        DefinitionError: for a limit that is not known, or is no positive number.
+    """
     for name, value in given.items():
         if name not in LIMITS or type(value) is not int or value <= 0:
             msg = f"limits has {name!r}: {value!r}; the limits are {list_names(LIMITS, name)}, each a positive whole number"

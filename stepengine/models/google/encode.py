@@ -273,6 +273,14 @@ def _content(part: ResultPart, flags: Flags) -> Json | None:
             assert_never(never)
 
 
+def inline_data(part: ImagePart | DocumentPart, data: bytes, provider: str) -> str:
+    """Return the bytes of a part as they stand in a request; raise for more than one holds."""
+    if len(data) > MAX_INLINE:
+        why = f"it has {len(data):,} bytes, and a request holds {MAX_INLINE:,}; upload it, or give its address"
+        raise cannot_take(provider, part, why)
+    return base64_of(data)
+
+
 def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
     check_holder(flags.provider, part)
     kind = kind_of(part)
@@ -283,8 +291,6 @@ def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
         return {"fileData": {"mimeType": part.mime_type, "fileUri": uri}}
     if part.data is None:
         return {"fileData": {"mimeType": part.mime_type, "fileUri": part.url}}
-    if len(part.data) > MAX_INLINE:
-        why = f"it has {len(part.data):,} bytes, and a request holds {MAX_INLINE:,}; upload it, or give its address"
-        raise cannot_take(flags.provider, part, why)
+    data = inline_data(part, part.data, flags.provider)
     mime = "text/plain" if kind == "text" and not part.mime_type.startswith("text/") else part.mime_type
-    return {"inlineData": {"mimeType": mime, "data": base64_of(part.data)}}
+    return {"inlineData": {"mimeType": mime, "data": data}}

@@ -37,7 +37,6 @@ from stepengine.models._wire import (
     NUDGE,
     EncodedMessage,
     arguments_of,
-    base64_of,
     cannot_take,
     check_holder,
     encoded,
@@ -52,14 +51,13 @@ from stepengine.models._wire import (
     turns_of,
     wire_ids,
 )
+from stepengine.models.google.encode import inline_data
 
 __all__ = ("Flags", "encode_message", "encode_messages")
 
 Json = dict[str, Any]
 
 KINDS = {"image": "image", "audio": "audio", "video": "video", "pdf": "document", "text": "document"}
-MAX_INLINE = 15_000_000
-"""Bytes that are, as base64, the 20 MB of a request (providers:PV51)."""
 
 
 @frozen
@@ -226,7 +224,4 @@ def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
     block: Json = {"type": kind, "mime_type": part.mime_type}
     if part.data is None:
         return {**block, "uri": part.url if part.file_id is None else part.file_id}
-    if len(part.data) > MAX_INLINE:
-        why = f"it has {len(part.data):,} bytes, and a request holds {MAX_INLINE:,}; upload it, or give its address"
-        raise cannot_take(flags.provider, part, why)
-    return {**block, "data": base64_of(part.data)}
+    return {**block, "data": inline_data(part, part.data, flags.provider)}

@@ -10,9 +10,8 @@ from typing import ParamSpec, Protocol, TypeVar
 import attrs
 from attrs import frozen
 
-from stepengine.data.alike import list_names
 from stepengine.data.events import ToolProgress
-from stepengine.errors import DefinitionError, ToolError
+from stepengine.errors import ToolError
 from stepengine.tools.bundled.shell.process import CommandProcess, CommandStart, Ending, start, to_the_end
 from stepengine.tools.context import ToolContext
 from stepengine.workspace import calls
@@ -24,8 +23,9 @@ from stepengine.workspace.guard import GUARD
 from stepengine.workspace.paths import display
 from stepengine.workspace.root import OpenedFolder, Root
 from stepengine.workspace.terminals import TerminalResult, Terminals
+from stepengine.workspace.workspace import resource_limits
 
-__all__ = ("LIMITS", "CommandProgress", "Launch", "Runner", "Shell", "Slots", "limits_text")
+__all__ = ("CommandProgress", "Launch", "Runner", "Shell", "Slots", "limits_text")
 
 COMMANDS_AT_ONCE = 16
 """Commands use whole cores; more at a time only slow each other down."""
@@ -40,12 +40,6 @@ TERMINAL_BYTES = 1024 * 1024
 PROGRESS_CHARS = 2_000
 """A screen: what a person sees of a command that prints fast."""
 SHELL = ("/bin/sh", "-eu", "{script}")
-LIMITS: Mapping[str, str] = {
-    "processes": "RLIMIT_NPROC",
-    "memory_bytes": "RLIMIT_AS",
-    "file_bytes": "RLIMIT_FSIZE",
-    "cpu_seconds": "RLIMIT_CPU",
-}
 
 
 @frozen(kw_only=True)
@@ -98,12 +92,7 @@ def limits_text(limits: Mapping[str, int]) -> str:
     Raises:
         DefinitionError: for a limit that is not known, or is no positive number.
     """
-    made = {"RLIMIT_CORE": 0}
-    for name, value in limits.items():
-        if name not in LIMITS or type(value) is not int or value <= 0:
-            msg = f"limits has {name!r}: {value!r}; the limits are {list_names(LIMITS, name)}, each a positive whole number"
-            raise DefinitionError(msg)
-        made[LIMITS[name]] = value
+    made = {"RLIMIT_CORE": 0, **resource_limits(limits)}
     return ",".join([f"{number}={value}" for number, value in made.items()])
 
 
