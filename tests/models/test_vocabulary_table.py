@@ -1,4 +1,4 @@
-"""The table of ``docs/model-settings.md``: what each setting becomes on each wire, read from encoded bodies."""
+"""The table of ``docs/reference/model-settings.md``: what each setting becomes on each wire, read from encoded bodies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepengine.errors import ModelError
 from stepengine.models import CodeExecution, FileSearch, Programs, UrlContext, WebSearch
 from tests.models.wires import provider_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "model-settings.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "model-settings.md"
 BEGIN, END = "<!-- table of settings -->\n", "<!-- end of the table -->\n"
 SCHEMA = {
     "type": "object",
