@@ -121,7 +121,7 @@ class _Unheard:
 def at_once(awaitable: Awaitable[object]) -> Any:
     """Return what *awaitable* gives; nothing in a simulated world waits."""
     try:
-        awaitable.__await__().send(None)
+        next(awaitable.__await__())
     except StopIteration as stop:
         return stop.value
     msg = "a simulated effect waited"
