@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sphinx.addnodes import index
 from sphinx.pycode import ModuleAnalyzer
 
 from stepengine.data.names import ToolName
@@ -110,6 +111,20 @@ def put_tests(_app: Any, page: str, source: list[str]) -> None:
         source[0] = spec_rows.with_tests(name, source[0])
 
 
+def put_words(app: Any, doctree: Any) -> None:
+    """Index a page by what people type who look for it, beside its headings."""
+    words = tomllib.loads((HERE / "search_words.toml").read_text(encoding="utf-8")).get(app.env.docname)
+    if words:
+        doctree[0]["ids"].append("top")
+        doctree[0].insert(1, index(entries=[("single", word, "top", "main", None) for word in words]))
+
+
+def hide_specification(_app: Any, page: str, source: list[str]) -> None:
+    """Keep what maintainers promise out of the search: readers look for the guide."""
+    if page.startswith("spec/"):
+        source[0] = f"---\nnosearch: true\n---\n{source[0]}"
+
+
 def keep_sentence(_app: Any, what: str, *rest: Any) -> None:
     """Keep the colon in the first line of a property from being read as the end of a type."""
     lines: list[str] = rest[-1]
@@ -151,6 +166,8 @@ def setup(app: Any) -> None:
     """Register what this file adds to Sphinx."""
     app.connect("source-read", put_names)
     app.connect("source-read", put_tests)
+    app.connect("source-read", hide_specification)
+    app.connect("doctree-read", put_words)
     app.connect("autodoc-process-docstring", keep_sentence, priority=400)
     app.connect("autodoc-process-signature", without_noise)
     app.connect("build-finished", copy_pages)
