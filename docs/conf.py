@@ -120,9 +120,9 @@ def put_words(app: Any, doctree: Any) -> None:
 
 
 def hide_specification(_app: Any, page: str, source: list[str]) -> None:
-    """Keep what maintainers promise out of the search: readers look for the guide."""
+    """Keep the specification, which is for maintainers, out of search and navigation."""
     if page.startswith("spec/"):
-        source[0] = f"---\nnosearch: true\n---\n{source[0]}"
+        source[0] = f"---\nnosearch: true\norphan: true\n---\n{source[0]}"
 
 
 def keep_sentence(_app: Any, what: str, *rest: Any) -> None:

@@ -28,10 +28,8 @@ def entries(tree: str) -> list[str]:
 
 
 def below(page: str) -> Iterator[str]:
-    """Give a page and those that its own toctrees name, but for the specification's: its index says what they are for."""
+    """Give a page and those that its own toctrees name."""
     yield page
-    if page == "spec/index":
-        return
     for tree in TOCTREE.findall((HERE / f"{page}.md").read_text(encoding="utf-8")):
         for entry in entries(tree):
             yield from below(str(Path(page).parent / entry))
