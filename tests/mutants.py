@@ -233,24 +233,22 @@ MUTANTS = (
     ),
     Mutant(
         "side effects are dropped",
-        "stepengine/machine/calls.py",
-        "    return attrs.evolve(result, tool_name=call.tool_name, tool_call_id=call.tool_call_id)\n",
-        "    return attrs.evolve(result, tool_name=call.tool_name, tool_call_id=call.tool_call_id, side_effects=())\n",
+        "stepengine/data/messages.py",
+        "            side_effects=self.side_effects,\n",
+        "",
         TOOL_CONTEXTS,
     ),
     Mutant(
         "credits are dropped",
-        "stepengine/machine/calls.py",
-        "    return attrs.evolve(result, tool_name=call.tool_name, tool_call_id=call.tool_call_id)\n",
-        "    return attrs.evolve(result, tool_name=call.tool_name, tool_call_id=call.tool_call_id, credits_used=0)\n",
+        "stepengine/data/messages.py",
+        "            credits_used=self.credits_used,\n",
+        "",
         TOOL_CONTEXTS,
     ),
     Mutant(
         "credits of children are not added",
         "stepengine/machine/spent.py",
-        "        self.children.append(child if child.left is None else attrs.evolve(child, left=None))\n"
         "        others = self._children = self._children + child.spending\n",
-        "        self.children.append(child if child.left is None else attrs.evolve(child, left=None))\n"
         "        others = self._children = self._children + attrs.evolve(child.spending, credits_used=0)\n",
         TOOL_CONTEXTS,
     ),
@@ -286,7 +284,7 @@ MUTANTS = (
     Mutant(
         "children of a body are not listed",
         "stepengine/machine/spent.py",
-        "        self.children += body.children\n",
+        "        self._keep(body.children)\n",
         "",
         YIELDING,
     ),

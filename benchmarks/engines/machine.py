@@ -91,10 +91,7 @@ def spent(kind: str, steps: int) -> float:
     plan, state = plan_for(kind, steps), AgentState(run_id="r", agent_id="adder")
     replies = [Value(tool_call("add", {"a": n, "b": 1}), at=n) for n in range(steps)]
     reply = iter([*replies, Value(text("done"), at=steps)]).__next__
-    named = [
-        ToolResult.json(n + 1, tool_name="add", tool_call_id=f"c{n + 1}") for n in range(steps)
-    ]  # as a performer does
-    result = iter([Value(value, at=n) for n, value in enumerate(named)]).__next__
+    result = iter([Value(ToolResult.json(n + 1), at=n) for n in range(steps)]).__next__
     send, outcome = run_agent(plan, state).send, None
     gc.collect()
     gc.disable()

@@ -921,14 +921,6 @@ class _Unmade:
         self._tree = tree
         self._made: ToolContext | None = None
 
-    @property
-    def tool_name(self) -> str:
-        return self._effect.tool_name
-
-    @property
-    def tool_call_id(self) -> str:
-        return self._effect.tool_call_id
-
     def __getattr__(self, name: str) -> object:
         if self._made is None:
             self._made = _context(self._item, self._effect, self._tree)

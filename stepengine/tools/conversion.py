@@ -66,24 +66,21 @@ IMAGES = (
 PDF = b"%PDF-"
 
 
-def as_result(value: Any, max_chars: int | None = None, *, tool_name: str = "", tool_call_id: str = "") -> ToolResult:
+def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
     """
     Return what a body returned as a result.
 
     Args:
         value: Text, JSON, a part, a sequence of parts and strings, a ``ToolResult``, or a value that ``encode`` knows.
         max_chars: The body's own wish for a cap; 100,000 characters always hold.
-        tool_name: The tool, where it is known; a result that the body made gets it from the machine.
-        tool_call_id: The call, likewise.
     """
     limit = RESULT_CHARS if max_chars is None else min(max_chars, RESULT_CHARS)
     kind = type(value)
     if kind is str and len(value) <= limit:
-        said = TextPart(value if value.isascii() else clean(value))
-        return ToolResult((said,), tool_name=tool_name, tool_call_id=tool_call_id)
+        return ToolResult((TextPart(value if value.isascii() else clean(value)),))
     try:
         if kind in SMALL and limit == RESULT_CHARS:
-            return ToolResult((JsonPart(value),), tool_name=tool_name, tool_call_id=tool_call_id)
+            return ToolResult((JsonPart(value),))
         result = _result(value)
         useless = result.change.useless_at("tool") if result.change is not None else ""
         return ToolResult.error(f"the tool returned {useless}") if useless else _capped(result, limit)

@@ -77,8 +77,7 @@ async def execute(
                 from stepengine.data.events import Warned
 
                 ctx.emit(Warned(message=_misnamed(spec.name, tool.returns)))
-            most = scoped.max_chars if body.wants_context else None
-            return as_result(outcome, most, tool_name=ctx.tool_name, tool_call_id=ctx.tool_call_id)
+            return as_result(outcome, scoped.max_chars if body.wants_context else None)
         if isinstance(outcome.error, UnknownOutcome):
             raise outcome.error
         _log(spec.name, outcome, ctx, tries)
