@@ -108,7 +108,7 @@ async def test_keys_and_variables_of_here_never_get_there(root: Path, monkeypatc
         own = await ran(tools, "cat /proc/$PPID/environ /proc/self/environ | tr '\\0' '\\n'")
         worker = await ran(
             tools,
-            "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'stepengine deploy worker' && cat $p/environ; done; true",
+            "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'stepengine worker' && cat $p/environ; done; true",
         )
 
     assert "PATH=" in own["stdout"] + worker["stdout"]
@@ -201,7 +201,7 @@ async def test_over_ssh_the_environment_is_that_of_the_other_machine(
         tools = ToolRegistry([*shell_tools(place, allow_shell=True), *file_tools(place)])
         seen = await ran(
             tools,
-            "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'stepengine deploy worker' && cat $p/environ; done; true",
+            "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'stepengine worker' && cat $p/environ; done; true",
         )
         read = await tools.execute("read_files", {"paths": ["a.txt"]})
 

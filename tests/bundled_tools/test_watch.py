@@ -49,7 +49,7 @@ def left_of(test):
                 found.append((folder / "cmdline").read_bytes())
         except OSError:
             continue
-    return [command for command in found if b"stepengine deploy worker" not in command]
+    return [command for command in found if b"stepengine worker" not in command]
 
 
 def tools(root, **options):
