@@ -309,7 +309,8 @@ def _of(kind: type[object], asked: object, answer: object) -> Any:
 
 
 def _misfit(asked: object, answer: object, fine: str) -> DataError:
-    return DataError(f"{answer!r}{MISFIT}{asked!r}; send {fine}, or a StepResult")
+    given = "nothing" if answer is ABSENT else repr(answer)
+    return DataError(f"{given}{MISFIT}{asked!r}; send {fine}, or a StepResult")
 
 
 def _answer_tool_call(asked: ToolCall, answer: object, place: HandlerPlace) -> StepResult:

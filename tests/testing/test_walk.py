@@ -322,6 +322,14 @@ def test_the_errors_of_a_run_stay_as_they_are_as_failures_of_members():
     assert (RunStatus.FAILED, True, True) == (child.status, spent is child.error, lost is performed)
 
 
+def test_a_walk_that_is_sent_nothing_where_a_value_is_needed_says_so():
+    def handle_steps(ctx):
+        yield from Ask("Which size?")
+
+    with pytest.raises(DataError, match=r"^nothing is no answer to "):
+        Walk(handle_steps).send()
+
+
 @pytest.mark.parametrize(("asked", "answer"), [(AgentCall("kid"), Burst("x")), (Parallel(Ask("ok?")), [Burst("x")])])
 def test_an_exception_is_no_output_of_a_child_and_no_answer_of_a_person(asked, answer):
     def handler(ctx):
