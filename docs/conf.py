@@ -112,7 +112,7 @@ def put_tests(_app: Any, page: str, source: list[str]) -> None:
 
 
 def put_words(app: Any, doctree: Any) -> None:
-    """Index a page by what people type who look for it, beside its headings."""
+    """Add the entries of ``search_words.toml`` for a page to the search index."""
     words = tomllib.loads((HERE / "search_words.toml").read_text(encoding="utf-8")).get(app.env.docname)
     if words:
         doctree[0]["ids"].append("top")

@@ -1,8 +1,8 @@
 """
 Three coding agents, each a program in a container of its own, solve one task, and the tests say which of them solved it best.
 
-``python examples/three_coders.py`` needs nothing: this file serves its coders, with written replies. ``CODERS_IN=podman:IMAGE`` gives each
-a container with stepengine[acp]. To go live, put commands such as ``["claude-agent-acp"]`` into CODERS, names of keys into SEEN, a NETWORK.
+``python examples/three_coders.py`` needs nothing: scripted coders run from this file. ``CODERS_IN=podman:IMAGE`` runs each in a container of
+an image with stepengine[acp]. To go live, set CODERS to commands like ``["claude-agent-acp"]``, SEEN to the names of their keys, and NETWORK.
 """
 
 import asyncio

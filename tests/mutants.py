@@ -284,7 +284,7 @@ MUTANTS = (
     Mutant(
         "children of a body are not listed",
         "stepengine/machine/spent.py",
-        "        self._keep(body.children)\n",
+        "        self._add_children(body.children)\n",
         "",
         YIELDING,
     ),

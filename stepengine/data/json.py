@@ -353,7 +353,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""Stands for a value that is not there, which is not the JSON value ``None``; in a ``JsonDifference`` for what one side does not have."""
+"""A missing value, as opposed to the JSON value ``None``, such as a member that one side of a ``JsonDifference`` lacks."""
 
 
 class JsonDifference(NamedTuple):

@@ -119,7 +119,7 @@ class ToolCallPart:
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
     def with_id(self, tool_call_id: str) -> ToolCallPart:
-        """Return the same call with another id."""
+        """Return this call with another id."""
         # Every call of every step gets one, and `attrs.evolve` takes three times as long.
         return ToolCallPart(
             tool_call_id,
@@ -451,8 +451,8 @@ class ToolResult:
         text = f"Pending: waiting for the answer to question {question_id}."
         return cls((TextPart(text),), **{"status": "pending", **fields})
 
-    def answering(self, call: ToolCallPart) -> ToolResult:
-        """Return the same result, with the name and the id of the call that it answers."""
+    def with_call(self, call: ToolCallPart) -> ToolResult:
+        """Return this result with the tool name and the id of *call*."""
         if self.tool_name == call.tool_name and self.tool_call_id == call.tool_call_id:
             return self
         # Every result of every step gets them, and `attrs.evolve` takes twice as long.

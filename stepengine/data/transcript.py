@@ -206,7 +206,7 @@ class Transcript(Sequence[Message]):
             TypeError: when a handler throws the result away: nothing has changed then.
         """
         _refuse_to_be_dropped("append")
-        return self.extended((message,))
+        return self.with_messages((message,))
 
     def extend(self, messages: Sequence[Message]) -> Transcript:
         """
@@ -216,10 +216,10 @@ class Transcript(Sequence[Message]):
             TypeError: when a handler throws the result away: nothing has changed then.
         """
         _refuse_to_be_dropped("extend")
-        return self.extended(messages)
+        return self.with_messages(messages)
 
-    def extended(self, messages: Sequence[Message]) -> Transcript:
-        """Return what ``extend`` returns, for callers that are known to keep it."""
+    def with_messages(self, messages: Sequence[Message]) -> Transcript:
+        """Return this transcript with *messages* added, without the check of ``extend`` that the caller uses the result."""
         added = messages if isinstance(messages, tuple) else tuple(messages)
         if not added:
             return self

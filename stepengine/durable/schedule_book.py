@@ -8,7 +8,14 @@ from datetime import datetime
 from typing import Any
 
 from stepengine.durable.database import DatabaseAway, blocking_connection, make_tables
-from stepengine.engine.schedule_book import KEPT_TIMES, ClaimedTime, KnownSchedule, claimed_time, stored_time, time_of
+from stepengine.engine.schedule_book import (
+    KEPT_TIMES,
+    ClaimedTime,
+    KnownSchedule,
+    claimed_time_from_row,
+    seconds_from_time,
+    time_from_seconds,
+)
 from stepengine.errors import JournalError
 
 __all__ = ("DatabaseBook", "made_book")
@@ -91,18 +98,20 @@ class DatabaseBook:
         with self._connect() as own:
             known = {
                 id_: own.execute(
-                    PASSED, {"app": self._app, "id": id_, "line": line, "now": stored_time(now)}
+                    PASSED, {"app": self._app, "id": id_, "line": line, "now": seconds_from_time(now)}
                 ).fetchone()
                 for id_, line in sorted(lines.items())
             }
-        return {id_: time_of(row[0]) for id_, row in known.items()}
+        return {id_: time_from_seconds(row[0]) for id_, row in known.items()}
 
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
         """Take a time over; return whether nobody had it before. The times before it are decided about with it."""
         given = {"app": self._app, "id": schedule}
         with self._connect() as own:
             own.execute(HELD, (self._app, schedule))
-            claimed = own.execute(CLAIM, {**given, "at": stored_time(at), "run": run, "missed": len(missed)}).rowcount
+            claimed = own.execute(
+                CLAIM, {**given, "at": seconds_from_time(at), "run": run, "missed": len(missed)}
+            ).rowcount
             _pass(own, given, at, missed if claimed else ())
             own.execute(FORGET, {**given, "kept": KEPT_TIMES})
         return bool(claimed)
@@ -115,20 +124,22 @@ class DatabaseBook:
     def claimed(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but not reported as submitted."""
         with self._connect() as own:
-            return tuple([claimed_time(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
+            return tuple([claimed_time_from_row(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Say what became of a time."""
         with self._connect() as own:
-            own.execute(MARK, (status, error.replace("\0", ""), self._app, schedule, stored_time(at)))
+            own.execute(MARK, (status, error.replace("\0", ""), self._app, schedule, seconds_from_time(at)))
 
     def told(self) -> dict[str, KnownSchedule]:
         """Return what is known of every schedule, also of those that are no more."""
         with self._connect() as own:
-            lasts = {row[0]: claimed_time(row) for row in own.execute(LAST, (self._app,)).fetchall()}
+            lasts = {row[0]: claimed_time_from_row(row) for row in own.execute(LAST, (self._app,)).fetchall()}
             known = own.execute(KNOWN, (self._app,)).fetchall()
         return {
-            id_: KnownSchedule(time_of(passed), missed, None if newest is None else time_of(newest), lasts.get(id_))
+            id_: KnownSchedule(
+                time_from_seconds(passed), missed, None if newest is None else time_from_seconds(newest), lasts.get(id_)
+            )
             for id_, passed, missed, newest in known
         }
 
@@ -144,6 +155,6 @@ class DatabaseBook:
 
 
 def _pass(own: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
-    newest = stored_time(missed[-1]) if missed else None
-    moved = own.execute(MOVE, {**given, "until": stored_time(until), "missed": len(missed), "newest": newest})
+    newest = seconds_from_time(missed[-1]) if missed else None
+    moved = own.execute(MOVE, {**given, "until": seconds_from_time(until), "missed": len(missed), "newest": newest})
     return bool(moved.rowcount)

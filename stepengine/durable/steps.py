@@ -588,12 +588,12 @@ class Steps:
         # What an inline child or the body of a tool left stands in no journal: it is driven over its own part of the seed.
         return None if _leaves_more(item, form) else _OutcomePlace(name, seeded=form, is_settled=True)
 
-    def _form_of(self, item: Item, outcome: Single, attempts: Sequence[object] = ()) -> dict[str, Any]:
+    def _encode_outcome(self, item: Item, outcome: Single, attempts: Sequence[object] = ()) -> dict[str, Any]:
         """
-        Return an outcome as it is recorded.
+        Return the stored form of an outcome.
 
         Raises:
-            _Unrecorded: for a stop, but that of a spent limit.
+            _Unrecorded: for every stop except that of a spent limit.
         """
         # A spent limit is an outcome like any other and recorded, so that the same run ends the same way; every
         # other stop is of this execution alone.
@@ -613,7 +613,7 @@ class Steps:
             outcome = await self._inner.perform(item, cast("IO", run.tree))
             run.is_live = True
             if not isinstance(outcome, Stop):
-                return self._form_of(item, outcome)
+                return self._encode_outcome(item, outcome)
             if outcome.kind != "suspended":
                 raise _Unrecorded(outcome)
             open_ = [bare(question) for question in shown_questions(item)]
@@ -691,7 +691,7 @@ class Steps:
                     item, Attempts((io, attempts, io.emit)) if isinstance(item.effect, CallModel) else io
                 )
             outcome = uncertain(outcome) if again else outcome
-            return self._form_of(item, outcome, attempts)
+            return self._encode_outcome(item, outcome, attempts)
 
         with run.acting():
             return (await self._record_outcome(item, place, act))[0]
@@ -899,7 +899,7 @@ class Steps:
             if place.race is not None and await place.race.is_lost(item):
                 return outcome_form(effect.seq, given_up(item, run.at()), run.redactor) | run.placed(item)
             outcome = await self._inner.perform(item._replace(has_begun=True), io)
-            form = self._form_of(item, outcome)
+            form = self._encode_outcome(item, outcome)
             found.append(outcome)
             return form
 
@@ -958,7 +958,7 @@ class Steps:
             run.is_live = True
             outcome = await self._inner.perform(item, io)
             performed.append(outcome)
-            return self._form_of(item, outcome)
+            return self._encode_outcome(item, outcome)
 
         with run.acting():
             # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent

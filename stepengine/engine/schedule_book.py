@@ -113,7 +113,7 @@ class ScheduleBook:
         """
         if not lines:
             return {}
-        moment, found = stored_time(now), dict[str, int]()
+        moment, found = seconds_from_time(now), dict[str, int]()
         with self._writing() as database:
             for id_, line in lines.items():
                 row = database.execute("SELECT line, passed FROM schedules WHERE id = ?", (id_,)).fetchone()
@@ -126,7 +126,7 @@ class ScheduleBook:
                     "ON CONFLICT (id) DO UPDATE SET line = excluded.line, passed = excluded.passed",
                     (id_, line, moment),
                 )
-        return {id_: time_of(number) for id_, number in found.items()}
+        return {id_: time_from_seconds(number) for id_, number in found.items()}
 
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
         """Take a time over; return whether nobody had it before. The times before it are decided about with it."""
@@ -135,7 +135,7 @@ class ScheduleBook:
                 # Whoever is slow comes with a time that another has reported as missed meanwhile.
                 "INSERT INTO schedule_times (schedule, at, run, missed, status) SELECT ?, ?, ?, ?, ? "
                 "WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE id = ? AND passed >= ?) ON CONFLICT DO NOTHING",
-                (schedule, stored_time(at), run, len(missed), CLAIMED, schedule, stored_time(at)),
+                (schedule, seconds_from_time(at), run, len(missed), CLAIMED, schedule, seconds_from_time(at)),
             )
             _pass(database, schedule, at, missed if begun.rowcount else ())
             database.execute(
@@ -154,14 +154,14 @@ class ScheduleBook:
         """Return the times that were claimed but have no reported journal."""
         with self._reading() as database:
             rows = database.execute(f"SELECT {ROW} FROM schedule_times WHERE status = 'claimed' ORDER BY at")  # noqa: S608 - constants
-            return tuple([claimed_time(row) for row in rows])
+            return tuple([claimed_time_from_row(row) for row in rows])
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Say what became of a time."""
         with self._writing() as database:
             database.execute(
                 "UPDATE schedule_times SET status = ?, error = ? WHERE schedule = ? AND at = ?",
-                (status, error, schedule, stored_time(at)),
+                (status, error, schedule, seconds_from_time(at)),
             )
 
     def told(self) -> dict[str, KnownSchedule]:
@@ -174,10 +174,10 @@ class ScheduleBook:
             lasts = {row[0]: database.execute(newest, (row[0],)).fetchone() for row in known}
         return {
             id_: KnownSchedule(
-                time_of(passed),
+                time_from_seconds(passed),
                 missed,
-                None if latest is None else time_of(latest),
-                None if lasts[id_] is None else claimed_time(lasts[id_]),
+                None if latest is None else time_from_seconds(latest),
+                None if lasts[id_] is None else claimed_time_from_row(lasts[id_]),
             )
             for id_, passed, missed, latest in known
         }
@@ -223,25 +223,25 @@ ROW = "schedule, at, run, missed, status, error"
 
 
 def _pass(database: sqlite3.Connection, schedule: str, until: datetime, missed: tuple[datetime, ...]) -> bool:
-    newest = stored_time(missed[-1]) if missed else None
+    newest = seconds_from_time(missed[-1]) if missed else None
     moved = database.execute(
         "UPDATE schedules SET passed = ?, missed = missed + ?, newest_missed = coalesce(?, newest_missed) WHERE id = ? AND passed < ?",
-        (stored_time(until), len(missed), newest, schedule, stored_time(until)),
+        (seconds_from_time(until), len(missed), newest, schedule, seconds_from_time(until)),
     )
     return bool(moved.rowcount)
 
 
-def claimed_time(row: tuple[str, int, str, int, str, str]) -> ClaimedTime:
-    """Return what a row says of a time that was claimed."""
+def claimed_time_from_row(row: tuple[str, int, str, int, str, str]) -> ClaimedTime:
+    """Return the claimed time that a row of the table stores."""
     schedule, at, run, missed, status, error = row
-    return ClaimedTime(schedule, time_of(at), run, missed, status, error)
+    return ClaimedTime(schedule, time_from_seconds(at), run, missed, status, error)
 
 
-def stored_time(moment: datetime) -> int:
-    """Return a moment as it is stored: whole seconds, as no time of a schedule has a fraction of one."""
+def seconds_from_time(moment: datetime) -> int:
+    """Return a time as it is stored: whole seconds since 1970, because schedules have no fractions of a second."""
     return int(moment.timestamp())
 
 
-def time_of(number: int) -> datetime:
-    """Return the moment that was stored as *number*."""
+def time_from_seconds(number: int) -> datetime:
+    """Return the time in UTC that was stored as *number*, in seconds since 1970."""
     return datetime.fromtimestamp(number, UTC)

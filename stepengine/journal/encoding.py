@@ -671,6 +671,7 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
 }
 """What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
 SHORT = frozenset({int, float, bool, type(None)})
+"""Values for which ``MIN_VALUE_CHARS`` is enough."""
 SEQUENCES = (tuple, list)
 WIDEST_FIELDS = 20
 """Above the number of fields of each of these classes, so that the estimate is never too low."""

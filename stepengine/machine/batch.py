@@ -558,4 +558,4 @@ def _after(call: ToolMember) -> Flow[None]:
     """Let the ``post_tool`` hooks look at a call that ran."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
         result = yield from hooks.post_tool(call.run, call.judged_call, call.source, call.result)
-        call.replace(result.answering(call.asked))
+        call.replace(result.with_call(call.asked))

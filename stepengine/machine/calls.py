@@ -1110,7 +1110,7 @@ class ToolMember(EffectMember):
         # it negative.
         took = at - self._started
         self._duration = took if took > 0 else 0  # noqa: FURB136 - a call less
-        self.result = result.answering(self.asked)
+        self.result = result.with_call(self.asked)
         if result.credits_used:
             self.run.spent.count_credits(result.credits_used)
         if result.usage is not None or result.cost is not None:
@@ -1122,7 +1122,7 @@ class ToolMember(EffectMember):
     def finish(self, result: ToolResult) -> None:
         """Set the result, with the call's own name and id."""
         # No duration and no change: this sets results of calls that never ran.
-        self.result = result.answering(self.asked)
+        self.result = result.with_call(self.asked)
 
     def replace(self, result: ToolResult) -> None:
         """Replace the result, for example by what hooks made of it."""

@@ -138,8 +138,8 @@ class RunHistory:
     def _extend(self, messages: Sequence[Message]) -> None:
         # While nobody has changed the view it is the very same object as the record: one transcript is kept, and
         # whether they differ is seen by identity.
-        record = self.record.extended(messages)
-        self.view = record if self.view is self.record else self.view.extended(messages)
+        record = self.record.with_messages(messages)
+        self.view = record if self.view is self.record else self.view.with_messages(messages)
         self.record = record
         if self._keeps:
             self._note_results(messages)
@@ -382,7 +382,7 @@ class CallIds:
             if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
                 return call_id
 
-    def __call__(self, number: int) -> str:
+    def peek(self, number: int) -> str:
         """Return the id that ``new`` will give to a call of the reply under way; *number* counts from 0."""
         at, history = self.next, self._history
         record, view = history.record, history.view

@@ -83,7 +83,7 @@ class Spent:
         self.entries += 1
         # What an inline child leaves is taken over once, by its parent; kept here it would hold a second conversation
         # for as long as the run lasts.
-        self._keep([child if child.left is None else attrs.evolve(child, left=None)])
+        self._add_children([child if child.left is None else attrs.evolve(child, left=None)])
         others = self._children = self._children + child.spending
         self._usage = None
         self.cost = add_cost(self._own_cost, others.cost)
@@ -92,13 +92,13 @@ class Spent:
     def count_body(self, body: BodyEnd) -> None:
         """Add what the body of a tool spent, and the children that it started: they count as the caller's."""
         self.entries += 1
-        self._keep(body.children)
+        self._add_children(body.children)
         others = self._children = self._children + body.spending
         self._usage = None
         self.cost = add_cost(self._own_cost, others.cost)
         self.credits_used = self._own_credits + others.credits_used
 
-    def _keep(self, children: Sequence[ChildResult]) -> None:
+    def _add_children(self, children: Sequence[ChildResult]) -> None:
         self.children += children
         self.child_run_ids += tuple([child.run_id for child in children if child.run_id])
 

@@ -182,9 +182,8 @@ class Snapshot:
         "_budget",
         "_children",
         "_entries",
+        "_fixed",
         "_history",
-        "_id_prefix",
-        "_identity",
         "_latest",
         "_output",
         "_progress",
@@ -212,8 +211,13 @@ class Snapshot:
         children: Children,
     ) -> None:
         """Start with *start*, the state in which the run starts; it has the values that do not change."""
-        self._identity = (start.run_id, start.agent_id, start.parent_id, start.ancestor_run_ids)
-        self._id_prefix = start.id_prefix
+        self._fixed: dict[str, Any] = {
+            "run_id": start.run_id,
+            "agent_id": start.agent_id,
+            "parent_id": start.parent_id,
+            "ancestor_run_ids": start.ancestor_run_ids,
+            "id_prefix": start.id_prefix,
+        }
         self._history = history
         self._prompt = prompt
         self._tools = tools
@@ -236,7 +240,7 @@ class Snapshot:
         return self._state
 
     def moment(self) -> partial[AgentState]:
-        """Return what makes the state of this moment, when somebody looks: a handler is sent many states, and looks at few."""
+        """Return a function that creates the present state when it is called: handlers receive many states and read few."""
         # Kept until something changes: hooks, tools and handlers ask several times within a step, and a state that is
         # equal should be the same object, so that nobody compares transcripts. What has changed is seen by identity, so
         # nobody who changes something has to say so.
@@ -251,8 +255,7 @@ class Snapshot:
         self._entries, self._state = spent.entries, None
         self._latest = latest = partial(
             AgentState,
-            *self._identity,
-            id_prefix=self._id_prefix,
+            **self._fixed,
             child_run_ids=spent.child_run_ids,
             message_history=history.record,
             view=history.view,

@@ -385,7 +385,7 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
     """Call the model, and again for what its reply leaves out."""
     # The quick way for the reply that is whole, which is nearly every one: `_whole` is a generator more for all that
     # pass it.
-    effect = CallModel(run.effects.number(), request, purpose, call_id=run.tools.call_ids)
+    effect = CallModel(run.effects.number(), request, purpose, call_id=run.tools.call_ids.peek)
     reply = _receive_reply(run, (yield effect), effect)
     return (yield from _whole(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
 
@@ -460,7 +460,7 @@ def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
     held = sum(isinstance(part, ToolCallPart) for part in paused.content)
-    return lambda number: run.tools.call_ids(held + number)
+    return lambda number: run.tools.call_ids.peek(held + number)
 
 
 def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:

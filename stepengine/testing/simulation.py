@@ -284,8 +284,8 @@ def _unlisted(agents: Iterable[AgentDefinition], history: History | None) -> dic
     return dict.fromkeys([name for name in names if name not in own])
 
 
-def _places(calm: World, kinds: Sequence[str]) -> list[Fault]:
-    """Return one thing that may go wrong for each effect of a run and each kind that fits it."""
+def _single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
+    """Return one fault for each effect of a run and each kind that fits the effect."""
     return [
         Fault(seq, kind, path)
         for (path, seq), (effect, _) in calm.records.items()
@@ -303,7 +303,7 @@ def _on_record(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iter
         return
     calm = World(setting, 0, Given(()))
     calm.run()
-    places = _places(calm, kinds)
+    places = _single_faults(calm, kinds)
     if len(calm.records) > MAX_RECORDED and len(places) > MAX_PLACES:
         places = Random(0).sample(places, MAX_PLACES)  # noqa: S311
     for fault in places:
@@ -366,7 +366,7 @@ def _every(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iterator
         )
         raise DataError(msg)
     kinds = [known(kind) for kind in given if isinstance(kind, str)]
-    single = _places(calm, kinds)
+    single = _single_faults(calm, kinds)
     for fault in single:
         yield 0, Given([*exact, fault])
     for two in itertools.combinations([fault for fault in single if fault.kind in CRASHES], 2):

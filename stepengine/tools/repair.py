@@ -67,7 +67,7 @@ class _Mender:
     def plain_names(self) -> frozenset[str]:
         """Return the parameters at the top whose values are never corrected."""
         properties: Mapping[str, object] = self._root.get("properties", {})
-        return frozenset([name for name, schema in properties.items() if not READ & self._expected(schema)[1]])
+        return frozenset([name for name, schema in properties.items() if not READ & self._find_expected(schema)[1]])
 
     def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """Return the object with its names and members mended; the same object when nothing was wrong."""
@@ -108,7 +108,7 @@ class _Mender:
         return self._names[key]
 
     def _value(self, value: object, schema: object, path: str) -> object:
-        forms, kinds = self._expected(schema)
+        forms, kinds = self._find_expected(schema)
         if SCALARS.get(type(value)) in kinds:
             return value
         value = _fitting(value, kinds)
@@ -123,7 +123,8 @@ class _Mender:
             return self.members(value, form, path)
         return value
 
-    def _expected(self, schema: object) -> Expected:
+    def _find_expected(self, schema: object) -> Expected:
+        """Return the forms and types that a schema expects, looked up once."""
         known = self._known.get(id(schema))
         if known is None:
             forms = self._looked_up(schema, set())

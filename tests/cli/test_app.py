@@ -523,7 +523,7 @@ def test_without_a_model_the_message_names_the_variables_and_the_alternatives() 
         assert way in said
 
 
-@pytest.mark.spec("ecosystem:EC126")
+@pytest.mark.spec("ecosystem:EC126", "interfaces:IF103")
 def test_the_default_model_comes_from_the_environment_and_the_option_wins(
     scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

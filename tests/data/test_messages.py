@@ -178,11 +178,11 @@ def test_a_numbered_call_and_a_named_result_are_otherwise_what_they_were(given: 
     result = [ToolResult(), ToolResult("gone", **everything)][given]
 
     numbered = part.with_id("c7")
-    named = result.answering(numbered)
+    named = result.with_call(numbered)
 
     assert attrs.evolve(part, tool_call_id="c7") == numbered
     assert attrs.evolve(result, tool_name="look", tool_call_id="c7") == named
-    assert named is named.answering(numbered)
+    assert named is named.with_call(numbered)
     unset = [f.name for f in attrs.fields(ToolResult) if getattr(named, f.name) == f.default]
     assert not given or [] == unset, "fields that this test does not know"
 

@@ -274,7 +274,7 @@ def _content(part: ResultPart, flags: Flags) -> Json | None:
 
 
 def inline_data(part: ImagePart | DocumentPart, data: bytes, provider: str) -> str:
-    """Return the bytes of a part as they stand in a request; raise for more than one holds."""
+    """Return the base64 text of a part's bytes; raise if they are more than a request holds."""
     if len(data) > MAX_INLINE:
         why = f"it has {len(data):,} bytes, and a request holds {MAX_INLINE:,}; upload it, or give its address"
         raise cannot_take(provider, part, why)
